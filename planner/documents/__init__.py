@@ -1,0 +1,87 @@
+"""The documents: versioned JSON at the edge, frozen dataclasses inside.
+
+``Hardware`` and ``CostProfile`` say how fast a machine is, ``ModelSpec`` how large a model is,
+``RoutingTrace`` and ``RoutingStats`` which experts tokens choose, ``Workload`` what is asked,
+``Plan`` what is decided, ``Trace`` what happened. ``base`` has hashing and atomic writing.
+"""
+
+from planner.documents.base import (
+    Document,
+    Figure,
+    canonical_json,
+    document_hash,
+    dump_document,
+    load_document,
+    parse_document,
+    to_json,
+    write_atomic,
+    write_document,
+)
+from planner.documents.costs import Channel, CostProfile, Curve, Hardware, Surface, Tier
+from planner.documents.model import LayerSpec, ModelSpec
+from planner.documents.plan import (
+    Inputs,
+    LayerPolicy,
+    Locations,
+    MemoryAccount,
+    Plan,
+    Policy,
+    Predicted,
+    PredictedTotals,
+    Range,
+    Workload,
+)
+from planner.documents.routing import RoutingStats, RoutingTrace
+from planner.documents.timeline import Event, Timeline, Trace, TraceTotals
+
+DOCUMENTS: dict[str, type[Document]] = {
+    cls.kind: cls
+    for cls in (
+        Hardware,
+        ModelSpec,
+        CostProfile,
+        RoutingTrace,
+        RoutingStats,
+        Workload,
+        Plan,
+        Trace,
+    )
+}
+
+__all__ = [
+    "DOCUMENTS",
+    "Channel",
+    "CostProfile",
+    "Curve",
+    "Document",
+    "Event",
+    "Figure",
+    "Hardware",
+    "Inputs",
+    "LayerPolicy",
+    "LayerSpec",
+    "Locations",
+    "MemoryAccount",
+    "ModelSpec",
+    "Plan",
+    "Policy",
+    "Predicted",
+    "PredictedTotals",
+    "Range",
+    "RoutingStats",
+    "RoutingTrace",
+    "Surface",
+    "Tier",
+    "Timeline",
+    "Trace",
+    "TraceTotals",
+    "Workload",
+    "canonical_json",
+    "document_hash",
+    "dump_document",
+    "load_document",
+    "parse_document",
+    "to_json",
+    "write_atomic",
+    "write_document",
+]

@@ -1,0 +1,194 @@
+"""What all documents share: validation at the edge, hashes, atomic writing.
+
+A document is a frozen dataclass whose class attributes ``kind`` and ``version`` go into the file
+as its first two keys. pydantic validates on reading; inside the program the values are plain.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import secrets
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from solvers.errors import DocumentError
+
+__all__ = [
+    "STRICT",
+    "Bytes",
+    "Count",
+    "Document",
+    "Figure",
+    "Fraction",
+    "Hash",
+    "Nanoseconds",
+    "Positive",
+    "Source",
+    "canonical_json",
+    "document_hash",
+    "dump_document",
+    "load_document",
+    "parse_document",
+    "to_json",
+    "write_atomic",
+    "write_document",
+]
+
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+Bytes = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Nanoseconds = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Source = Literal["measured", "fitted", "spec", "synthetic", "paced"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Figure:
+    """A number that says where it comes from.
+
+    Attributes
+    ----------
+    value
+        The number, in the unit that the field's name gives (the median, where it was measured).
+    source
+        ``measured`` here, ``fitted`` to measurements, from a ``spec`` sheet, ``synthetic``, or
+        ``paced`` (measured on a link that was slowed on purpose).
+    spread
+        Half the distance between the quartiles, in the same unit; None where there is one sample.
+    samples
+        How many samples it comes from.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    value: float
+    source: Source
+    spread: float | None = None
+    samples: Count = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+    """Base of every document: see the module."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    kind: ClassVar[str]
+    version: ClassVar[int] = 1
+
+
+D = TypeVar("D", bound=Document)
+
+
+@cache
+def _adapter(cls: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(cls)
+
+
+def to_json(document: Document) -> dict[str, Any]:
+    """Plain JSON values of ``document``, with ``kind`` and ``version`` first."""
+    body: dict[str, Any] = _adapter(type(document)).dump_python(document, mode="json")
+    return {"kind": document.kind, "version": document.version, **body}
+
+
+def canonical_json(value: Any) -> str:
+    """One text for one value: sorted keys, no blanks."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def document_hash(document: Document) -> str:
+    """SHA-256 (64 hex digits) of the canonical JSON of ``document``."""
+    return hashlib.sha256(canonical_json(to_json(document)).encode()).hexdigest()
+
+
+def parse_document(cls: type[D], value: object, where: str) -> D:
+    """Validate plain JSON values.
+
+    Raises
+    ------
+    DocumentError
+        With the first fault and the place it stands at.
+    """
+    if not isinstance(value, dict):
+        raise DocumentError(f"{where}: not a JSON object; a {cls.kind} document was expected")
+    body = dict(value)
+    kind, version = body.pop("kind", None), body.pop("version", None)
+    if kind != cls.kind:
+        raise DocumentError(f"{where}: kind is {kind!r}; a {cls.kind!r} document was expected")
+    if version != cls.version or isinstance(version, bool):
+        raise DocumentError(
+            f"{where}: {cls.kind} version {version!r} is unknown; this moeplan reads version "
+            f"{cls.version}: make the document again with this moeplan"
+        )
+    try:
+        document: D = _adapter(cls).validate_json(json.dumps(body), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "top level"
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise DocumentError(f"{where}: {place}: {first['msg']}{more}") from error
+    return document
+
+
+def load_document(cls: type[D], path: Path) -> D:
+    """Read and validate one document.
+
+    Raises
+    ------
+    DocumentError
+        If the file is missing, unreadable, not JSON, or not a valid document of this kind.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise DocumentError(f"{path}: no such file; a {cls.kind} document was expected") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DocumentError(f"{path}: cannot be read: {error}") from error
+    try:
+        value = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise DocumentError(f"{path}: not valid JSON: {error}") from error
+    return parse_document(cls, value, str(path))
+
+
+def dump_document(document: Document) -> str:
+    """The text that goes into a file: indented JSON, one value to a line where short."""
+    return json.dumps(to_json(document), indent=1, allow_nan=False) + "\n"
+
+
+def write_document(document: Document, path: Path) -> None:
+    """Write ``document`` to ``path`` atomically (temporary file, fsync, rename)."""
+    write_atomic(path, dump_document(document).encode())
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path`` so that a reader sees the old file or the new one, never half.
+
+    Raises
+    ------
+    DocumentError
+        If the folder is missing or cannot be written to.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise DocumentError(f"{path}: cannot be written: {error.strerror or error}") from error

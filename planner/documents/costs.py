@@ -1,0 +1,182 @@
+"""The hardware and cost-profile documents: what a machine has, and how long it takes."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from planner.documents.base import (
+    STRICT,
+    Bytes,
+    Document,
+    Figure,
+    Hash,
+    Nanoseconds,
+    Positive,
+    Source,
+)
+
+__all__ = ["Channel", "CostProfile", "Curve", "Hardware", "OperationKind", "Surface", "Tier"]
+
+OperationKind = Literal[
+    "embed",
+    "attention",
+    "router",
+    "dense_mlp",
+    "shared_expert",
+    "expert",
+    "combine",
+    "head",
+    "sample",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """One memory: ``device``, ``host`` or ``disk``."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    name: Literal["device", "host", "disk"]
+    capacity_bytes: Bytes
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One link: ``disk`` (disk to host), ``h2d`` or ``d2h``.
+
+    A copy of s bytes takes ``latency_ns + s / bandwidth`` alone on the channel.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    name: Literal["disk", "h2d", "d2h"]
+    bandwidth_bytes_per_second: Figure
+    latency_ns: Figure
+    paced_bytes_per_second: Positive | None = None
+
+
+@dataclass(frozen=True)
+class Hardware(Document):
+    """A machine: its memories, links and compute threads."""
+
+    kind: ClassVar[str] = "hardware"
+
+    name: str
+    device: Literal["cpu", "cuda"]
+    processor: str
+    threads: Positive
+    tiers: tuple[Tier, ...]
+    channels: tuple[Channel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Duration against one size, piecewise linear between measured points.
+
+    Attributes
+    ----------
+    rows
+        Increasing sizes (rows of a matrix product, bytes of a copy, ...).
+    duration_ns
+        Median at each size; never decreasing.
+    spread_ns
+        Half the distance between the quartiles at each size.
+    samples
+        Number of samples at each size.
+    source
+        Where the points come from.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    rows: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    duration_ns: tuple[Nanoseconds, ...]
+    spread_ns: tuple[Nanoseconds, ...]
+    samples: tuple[Positive, ...]
+    source: Source
+
+    def __call__(self, rows: int) -> int:
+        """Duration in ns, rounded up; 0 rows take no time.
+
+        Outside the measured range the nearest segment is continued (see ``covers``).
+        """
+        if rows <= 0:
+            return 0
+        xs, ys = self.rows, self.duration_ns
+        if len(xs) == 1:
+            return -(-ys[0] * rows // xs[0]) if rows > xs[0] else ys[0]
+        if rows <= xs[0]:
+            return ys[0]
+        right = min(max(bisect_right(xs, rows), 1), len(xs) - 1)
+        x0, x1, y0, y1 = xs[right - 1], xs[right], ys[right - 1], ys[right]
+        return y0 + -(-(y1 - y0) * (rows - x0) // (x1 - x0))
+
+    def covers(self, rows: int) -> bool:
+        """Whether ``rows`` lies inside the measured range."""
+        return self.rows[0] <= rows <= self.rows[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Surface:
+    """Duration against two sizes: one curve over ``rows`` for each value of ``second``.
+
+    For ``attention`` in decode: rows = sequences of a batch, second = context in tokens. In
+    prefill: rows = sequences of a batch, second = prompt tokens of each.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    second: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    curves: tuple[Curve, ...]
+
+    def __call__(self, rows: int, second: int) -> int:
+        """Duration in ns, bilinear between measured points, rounded up."""
+        at = Curve(
+            self.second,
+            tuple(curve(rows) for curve in self.curves),
+            (0,) * len(self.second),
+            (1,) * len(self.second),
+            "fitted",
+        )
+        return at(max(second, 1)) if rows > 0 else 0
+
+
+@dataclass(frozen=True)
+class CostProfile(Document):
+    """How long each operation takes on one machine for one model: one layer, one batch.
+
+    Attributes
+    ----------
+    model_hash, hardware_hash
+        Of the documents it was measured for.
+    dtype
+        Type the executor computes in.
+    curves
+        By operation kind, against rows (tokens): ``embed`` (embedding lookup, disk reads
+        included), ``router`` (router, top-k, argsort by expert), ``dense_mlp``, ``shared_expert``,
+        ``expert`` (one expert: gather, both products, weighted scatter), ``combine`` (closing a
+        layer), ``head`` (final norm and all head tiles' products; rows = sequences), ``sample``.
+    attention_decode, attention_prefill
+        One layer's norms, attention and residual for one batch.
+    copy_slowdown, compute_slowdown
+        Measured ratios >= 1: a copy while compute runs, compute while a copy runs.
+    reference_ns
+        A fixed operation repeated through the profile; its spread tells the machine's drift.
+    """
+
+    kind: ClassVar[str] = "costs"
+
+    model_hash: Hash
+    hardware_hash: Hash
+    dtype: Literal["float32", "bfloat16", "float16"]
+    curves: dict[OperationKind, Curve]
+    attention_decode: Surface
+    attention_prefill: Surface
+    copy_slowdown: Figure
+    compute_slowdown: Figure
+    reference_ns: Figure

@@ -1,0 +1,135 @@
+"""The model document: exact bytes of every part of every layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pydantic import ConfigDict
+
+from planner.documents.base import STRICT, Bytes, Count, Document, Hash, Positive
+
+__all__ = ["LayerSpec", "ModelSpec"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """One decoder layer.
+
+    Attributes
+    ----------
+    index
+        0-based.
+    attention_bytes, router_bytes, norm_bytes, shared_expert_bytes, mlp_bytes
+        Bytes of the dense part's pieces as stored in the checkpoint; ``mlp_bytes`` is the dense
+        feed-forward of a layer without experts, else 0.
+    experts, top_k
+        Number of routed experts (0: a dense layer) and how many each token chooses.
+    expert_bytes
+        Bytes of one routed expert (all experts of a layer are alike in the checkpoint).
+    expert_intermediate
+        Width of one routed expert's hidden layer, 0 for a dense layer.
+    kv_bytes_per_token
+        Key and value (or compressed latent) bytes that one token of one sequence adds.
+    window
+        Sliding-window length in tokens, or None for full attention.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    index: Count
+    attention_bytes: Bytes
+    router_bytes: Bytes
+    norm_bytes: Bytes
+    shared_expert_bytes: Bytes
+    mlp_bytes: Bytes
+    experts: Count
+    top_k: Count
+    expert_bytes: Bytes
+    expert_intermediate: Count
+    kv_bytes_per_token: Bytes
+    window: Positive | None = None
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of what every token of the layer needs."""
+        return (
+            self.attention_bytes
+            + self.router_bytes
+            + self.norm_bytes
+            + self.shared_expert_bytes
+            + self.mlp_bytes
+        )
+
+    @property
+    def total_bytes(self) -> int:
+        """Dense part and all experts."""
+        return self.dense_bytes + self.experts * self.expert_bytes
+
+
+@dataclass(frozen=True)
+class ModelSpec(Document):
+    """A model, as its checkpoint has it.
+
+    Attributes
+    ----------
+    name
+        Folder or file name, for people.
+    family
+        ``model_type`` of the configuration (``mixtral``, ``qwen3_moe``, ...).
+    dtype, dtype_bytes
+        Storage type of most weights, and its width.
+    embedding_bytes, head_bytes, final_norm_bytes
+        Outside the layers. ``head_bytes`` is 0 where the head is tied to the embedding.
+    other_bytes
+        Tensors outside the decoder that a run does not need on the device (none in most models).
+    parameters, active_parameters
+        Totals; active: what one token touches (embedding counted once).
+    bytes_source
+        ``headers``: read from safetensors headers. ``config``: computed from the configuration.
+    fingerprint
+        SHA-256 over configuration, weight headers, file sizes and sampled blocks of the weights;
+        for a bare configuration over that alone.
+    synthetic
+        True where the checkpoint says of itself that its weights are random.
+    """
+
+    kind: ClassVar[str] = "model"
+
+    name: str
+    family: str
+    dtype: Literal["float32", "bfloat16", "float16", "float8"]
+    dtype_bytes: Positive
+    hidden_size: Positive
+    vocab_size: Positive
+    attention_heads: Positive
+    kv_heads: Positive
+    head_dim: Positive
+    max_context: Positive
+    layers: tuple[LayerSpec, ...]
+    embedding_bytes: Bytes
+    head_bytes: Bytes
+    final_norm_bytes: Bytes
+    other_bytes: Bytes
+    tied: bool
+    parameters: Positive
+    active_parameters: Positive
+    bytes_source: Literal["headers", "config"]
+    fingerprint: Hash
+    synthetic: bool = False
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all weights."""
+        return (
+            sum(layer.total_bytes for layer in self.layers)
+            + self.embedding_bytes
+            + self.head_bytes
+            + self.final_norm_bytes
+            + self.other_bytes
+        )
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of all routed experts of all layers."""
+        return sum(layer.experts * layer.expert_bytes for layer in self.layers)

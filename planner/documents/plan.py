@@ -1,0 +1,226 @@
+"""The workload and plan documents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from planner.documents.base import (
+    STRICT,
+    Bytes,
+    Count,
+    Document,
+    Fraction,
+    Hash,
+    Nanoseconds,
+    Positive,
+)
+from planner.documents.timeline import Timeline
+
+__all__ = [
+    "Inputs",
+    "LayerPolicy",
+    "Locations",
+    "MemoryAccount",
+    "Plan",
+    "Policy",
+    "Predicted",
+    "PredictedTotals",
+    "Range",
+    "Workload",
+]
+
+
+@dataclass(frozen=True)
+class Workload(Document):
+    """How many sequences, how long: what a plan is made for.
+
+    ``prompt_tokens`` is the longest prompt; ``new_tokens`` the tokens generated for each.
+    """
+
+    kind: ClassVar[str] = "workload"
+
+    requests: Positive
+    prompt_tokens: Positive
+    new_tokens: Positive
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPolicy:
+    """What the plan fixes for one layer before its routing is known.
+
+    ``resident`` (ascending) stay on the device; ``prefetch`` are copied before the router speaks,
+    in this order. An expert is in at most one of them; the rest are copied on demand.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    dense_resident: bool
+    resident: tuple[Count, ...]
+    prefetch: tuple[Count, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the executor carries out.
+
+    Attributes
+    ----------
+    n_batches, batch_size
+        n batches of b sequences form a group.
+    layers
+        One entry a decoder layer.
+    head_tile_rows, head_tiles, resident_head_tiles
+        The head is computed in tiles of vocabulary rows; the first ``resident_head_tiles`` stay,
+        the others stream through expert slots, in order, each pass.
+    slots, dense_slots
+        Streaming slots for experts and head tiles (each holds the largest of them), and for dense
+        parts (each holds the largest streamed dense part). 0 where nothing of the kind streams.
+    reserve
+        Expert slots that the prefetch chain leaves to on-demand copies.
+    eviction
+        ``none``: a slot is free once its expert was used (or found unused). ``lru``: contents stay
+        valid until the slot is taken, the least recently used first.
+    chunk_bytes
+        Copies are made in pieces of this size; between pieces an on-demand copy may overtake.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    n_batches: Positive
+    batch_size: Positive
+    layers: tuple[LayerPolicy, ...]
+    head_tile_rows: Positive
+    head_tiles: Positive
+    resident_head_tiles: Count
+    slots: Count
+    dense_slots: Count
+    reserve: Count
+    eviction: Literal["none", "lru"]
+    chunk_bytes: Annotated[int, Field(ge=4096)]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryAccount:
+    """Peak bytes of one tier, by purpose; ``peak_bytes`` is their sum."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    capacity_bytes: Bytes
+    by_purpose: dict[str, Bytes]
+
+    @property
+    def peak_bytes(self) -> int:
+        """Sum of all purposes."""
+        return sum(self.by_purpose.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A predicted number with its interval."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedTotals:
+    """The whole workload, as predicted."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    wall_ns: Nanoseconds
+    prefill_ns: Nanoseconds
+    decode_ns: Nanoseconds
+    bytes_read: Bytes
+    bubble_inter_layer_ns: Nanoseconds
+    bubble_intra_layer_ns: Nanoseconds
+    duration_by_kind_ns: dict[str, Nanoseconds]
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What the plan promises. ``tokens_per_second`` counts new tokens over the whole run
+    ("in all", prefill included); ``decode_tokens_per_second`` over decode passes alone."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    tokens_per_second: Range
+    decode_tokens_per_second: Range
+    time_to_first_token_ns: Nanoseconds
+    totals: PredictedTotals
+    timeline: Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Hashes of what a plan was made from."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    model: Hash
+    hardware: Hash
+    costs: Hash
+    routing: Hash
+    checkpoint_fingerprint: Hash
+    store_fingerprint: Hash | None
+
+
+@dataclass(frozen=True, slots=True)
+class Locations:
+    """Where the inputs lay when the plan was made: hints, which options override."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    profile: str
+    checkpoint: str
+    store: str | None
+
+
+@dataclass(frozen=True)
+class Plan(Document):
+    """A plan: policy, memory, prediction and proof.
+
+    Attributes
+    ----------
+    solver, solver_version
+        Back end that made it.
+    stop
+        Why the solver stopped: ``optimal``, ``time_limit``, ``rule`` (a strategy, no search),
+        ``interrupted``.
+    objective_name, objective, bound, gap
+        ``objective`` and ``bound`` in the objective's unit (for throughput: ns a token, which is
+        minimised); ``gap`` = (objective - bound) / objective. None where no bound was proven.
+    bound_class
+        Which policies the bound speaks of: ``plan``, ``clairvoyant`` or ``physical``.
+    chosen_over
+        Baselines that were compared, with their objective; the plan is the best of them.
+    notes
+        Sentences for the reader: why this n, what binds, what was cut to fit.
+    """
+
+    kind: ClassVar[str] = "plan"
+
+    solver: str
+    stop: Literal["optimal", "time_limit", "rule", "interrupted"]
+    objective_name: str
+    objective: float
+    bound: float | None
+    bound_class: Literal["plan", "clairvoyant", "physical"] | None
+    gap: Fraction | None
+    inputs: Inputs
+    locations: Locations
+    workload: Workload
+    device: Literal["cpu", "cuda"]
+    dtype: Literal["float32", "bfloat16", "float16"]
+    policy: Policy
+    memory: dict[Literal["device", "host"], MemoryAccount]
+    predicted: Predicted
+    chosen_over: dict[str, float]
+    notes: tuple[str, ...]
+    seed: Count = 0

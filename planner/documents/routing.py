@@ -1,0 +1,54 @@
+"""Routing documents: which experts each token chose, and statistics of it.
+
+Bulk arrays live in an ``.npz`` beside the JSON; the JSON holds the array file's SHA-256.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from planner.documents.base import Count, Document, Hash, Positive, Source
+
+__all__ = ["RoutingStats", "RoutingTrace"]
+
+
+@dataclass(frozen=True)
+class RoutingTrace(Document):
+    """A routing trace. Arrays (``load_trace_arrays`` in ``planner.routing``):
+
+    ``experts``  uint16 [tokens, moe_layers, top_k], ``sequence`` int32 [tokens],
+    ``position`` int32 [tokens] (0-based in its sequence), ``phase`` uint8 [tokens] (0 prefill,
+    1 decode). Rows are sorted by sequence, then position.
+    """
+
+    kind: ClassVar[str] = "routing"
+
+    model_hash: Hash
+    source: Source
+    tokens: Count
+    sequences: Count
+    moe_layers: tuple[Count, ...]
+    experts: Positive
+    top_k: Positive
+    arrays_file: str
+    arrays_hash: Hash
+
+
+@dataclass(frozen=True)
+class RoutingStats(Document):
+    """Statistics of a trace. Arrays: ``popularity`` float64 [moe_layers, experts] (share of
+    choices, each row sums to 1) and ``coactivation`` float64 [moe_layers - 1, experts, experts]
+    (row e: P(f chosen in the next MoE layer / e chosen in this one); a row's sum is top_k).
+    """
+
+    kind: ClassVar[str] = "routing-stats"
+
+    trace_hash: Hash
+    source: Source
+    tokens: Count
+    moe_layers: tuple[Count, ...]
+    experts: Positive
+    top_k: Positive
+    arrays_file: str
+    arrays_hash: Hash

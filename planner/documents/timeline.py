@@ -1,0 +1,119 @@
+"""One timeline format for predicted and measured, and the trace document of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+from pydantic import ConfigDict
+
+from planner.documents.base import STRICT, Bytes, Count, Document, Hash, Nanoseconds
+
+__all__ = ["Event", "Timeline", "Trace", "TraceTotals"]
+
+EventKind = Literal[
+    "embed",
+    "attention",
+    "router",
+    "dense_mlp",
+    "shared_expert",
+    "expert",
+    "combine",
+    "head",
+    "sample",
+    "copy_dense",
+    "copy_prefetch",
+    "copy_demand",
+    "copy_head",
+    "wait_dense",
+    "wait_expert",
+    "wait_head",
+]
+ChannelName = Literal["compute", "disk", "h2d", "d2h", "cpu"]
+
+
+class Event(NamedTuple):
+    """One row of a timeline.
+
+    ``layer`` is the number of layers for the head, and -1 for the embedding; ``item`` is the
+    expert, the head tile or the batch, -1 for none; ``size_bytes`` is 0 for compute; ``rows`` is
+    0 for copies.
+    ``wait_*`` rows are the bubbles: compute idle inside a pass.
+    """
+
+    kind: str
+    channel: str
+    pass_index: int
+    layer: int
+    item: int
+    start_ns: int
+    end_ns: int
+    rows: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Events, column by column (all of one length), times from the start of the run."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    kind: tuple[EventKind, ...]
+    channel: tuple[ChannelName, ...]
+    pass_index: tuple[Count, ...]
+    layer: tuple[int, ...]
+    item: tuple[int, ...]
+    start_ns: tuple[Nanoseconds, ...]
+    end_ns: tuple[Nanoseconds, ...]
+    rows: tuple[Count, ...]
+    size_bytes: tuple[Bytes, ...]
+
+    @classmethod
+    def of(cls, events: list[Event]) -> Timeline:
+        """From rows."""
+        columns = list(zip(*events, strict=True)) if events else [()] * len(Event._fields)
+        return cls(*columns)
+
+    def events(self) -> Iterator[Event]:
+        """As rows."""
+        columns = (getattr(self, field) for field in Event._fields)
+        return (Event(*row) for row in zip(*columns, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class TraceTotals:
+    """Sums over a whole run, whether or not each of its events was kept."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    wall_ns: Nanoseconds
+    prefill_ns: Nanoseconds
+    decode_ns: Nanoseconds
+    prompt_tokens: Count
+    new_tokens: Count
+    passes: Count
+    bytes_read: Bytes
+    wasted_prefetch_bytes: Bytes
+    bubble_inter_layer_ns: Nanoseconds
+    bubble_intra_layer_ns: Nanoseconds
+    duration_by_kind_ns: dict[EventKind, Nanoseconds]
+    count_by_kind: dict[EventKind, Count]
+    pass_ns: tuple[Nanoseconds, ...]
+    device_peak_bytes: Bytes
+    device_budget_bytes: Bytes
+    process_peak_bytes: Bytes
+
+
+@dataclass(frozen=True)
+class Trace(Document):
+    """What a run did. ``timeline`` holds the first passes (``kept_passes``) event by event."""
+
+    kind: ClassVar[str] = "trace"
+
+    plan_hash: Hash
+    device: str
+    paced_bytes_per_second: int | None
+    kept_passes: Count
+    totals: TraceTotals
+    timeline: Timeline
