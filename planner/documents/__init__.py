@@ -28,6 +28,7 @@ from planner.documents.plan import (
     Policy,
     Predicted,
     PredictedTotals,
+    ProfileIndex,
     Range,
     Workload,
 )
@@ -43,6 +44,7 @@ DOCUMENTS: dict[str, type[Document]] = {
         RoutingTrace,
         RoutingStats,
         Workload,
+        ProfileIndex,
         Plan,
         Trace,
     )
@@ -67,6 +69,7 @@ __all__ = [
     "Policy",
     "Predicted",
     "PredictedTotals",
+    "ProfileIndex",
     "Range",
     "RoutingStats",
     "RoutingTrace",

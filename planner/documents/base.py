@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import secrets
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -88,9 +87,13 @@ class Document:
 D = TypeVar("D", bound=Document)
 
 
-@cache
-def _adapter(cls: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(cls)
+_ADAPTERS: dict[str, TypeAdapter[Any]] = {}
+
+
+def _adapter(cls: type[Document]) -> TypeAdapter[Any]:
+    if cls.kind not in _ADAPTERS:
+        _ADAPTERS[cls.kind] = TypeAdapter(cls)
+    return _ADAPTERS[cls.kind]
 
 
 def to_json(document: Document) -> dict[str, Any]:

@@ -28,6 +28,7 @@ __all__ = [
     "Policy",
     "Predicted",
     "PredictedTotals",
+    "ProfileIndex",
     "Range",
     "Workload",
 ]
@@ -180,6 +181,27 @@ class Locations:
     profile: str
     checkpoint: str
     store: str | None
+
+
+@dataclass(frozen=True)
+class ProfileIndex(Document):
+    """What a profile folder holds: ``hardware.json``, ``model.json``, ``costs.json`` and
+    ``routing.json`` (with ``routing.npz``), and what they were made from.
+
+    ``memory_bytes`` is the device budget that the profile was measured under.
+    """
+
+    kind: ClassVar[str] = "profile"
+
+    checkpoint: str
+    store: str | None
+    checkpoint_fingerprint: Hash
+    store_fingerprint: Hash | None
+    memory_bytes: Bytes
+    hardware_hash: Hash
+    model_hash: Hash
+    costs_hash: Hash
+    routing_hash: Hash
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,65 @@
+"""A profile folder: the measured documents of one machine and one model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.documents import (
+    CostProfile,
+    Hardware,
+    ModelSpec,
+    ProfileIndex,
+    RoutingTrace,
+    document_hash,
+    load_document,
+)
+from planner.routing import TraceArrays, load_trace
+from solvers.errors import DocumentError, StaleError
+
+__all__ = ["Profile", "load_profile"]
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """Everything a plan is made from."""
+
+    folder: Path
+    index: ProfileIndex
+    hardware: Hardware
+    model: ModelSpec
+    costs: CostProfile
+    routing: RoutingTrace
+    arrays: TraceArrays
+
+
+def load_profile(folder: Path) -> Profile:
+    """Read a profile folder and hold its documents against its index.
+
+    Raises
+    ------
+    DocumentError
+        If the folder or one of its documents is missing or malformed.
+    StaleError
+        If a document was changed after the profile was made.
+    """
+    if not folder.is_dir():
+        raise DocumentError(f"{folder}: no such folder; make one with 'moeplan profile'")
+    index = load_document(ProfileIndex, folder / "profile.json")
+    hardware = load_document(Hardware, folder / "hardware.json")
+    model = load_document(ModelSpec, folder / "model.json")
+    costs = load_document(CostProfile, folder / "costs.json")
+    routing, arrays = load_trace(folder / "routing.json")
+    for document, expected in (
+        (hardware, index.hardware_hash),
+        (model, index.model_hash),
+        (costs, index.costs_hash),
+        (routing, index.routing_hash),
+    ):
+        if document_hash(document) != expected:
+            raise StaleError(
+                document.kind,
+                f"{folder}: the {document.kind} document was changed after the profile was made; "
+                "run 'moeplan profile' again",
+            )
+    return Profile(folder, index, hardware, model, costs, routing, arrays)

@@ -1,0 +1,134 @@
+"""Routing traces on disk and their statistics, without torch."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.documents import RoutingTrace, load_document, write_atomic, write_document
+from solvers.errors import DocumentError
+
+__all__ = ["TraceArrays", "coactivation", "load_trace", "popularity", "write_trace"]
+
+
+@dataclass(frozen=True, eq=False)
+class TraceArrays:
+    """Which experts each token chose.
+
+    Attributes
+    ----------
+    experts
+        uint16 [tokens, moe_layers, top_k].
+    sequence
+        int32 [tokens], ascending.
+    position
+        int32 [tokens], 0-based in its sequence, ascending in each.
+    phase
+        uint8 [tokens]: 0 prefill, 1 decode.
+    """
+
+    experts: npt.NDArray[np.uint16]
+    sequence: npt.NDArray[np.int32]
+    position: npt.NDArray[np.int32]
+    phase: npt.NDArray[np.uint8]
+
+
+def write_trace(
+    folder: Path,
+    arrays: TraceArrays,
+    *,
+    model_hash: str,
+    moe_layers: tuple[int, ...],
+    expert_count: int,
+    source: Any = "measured",
+) -> RoutingTrace:
+    """Write ``routing.npz`` and ``routing.json`` into ``folder``; the JSON last."""
+    buffer = io.BytesIO()
+    np.savez_compressed(
+        buffer,
+        experts=arrays.experts,
+        sequence=arrays.sequence,
+        position=arrays.position,
+        phase=arrays.phase,
+    )
+    data = buffer.getvalue()
+    write_atomic(folder / "routing.npz", data)
+    trace = RoutingTrace(
+        model_hash=model_hash,
+        source=source,
+        tokens=len(arrays.sequence),
+        sequences=len(np.unique(arrays.sequence)),
+        moe_layers=moe_layers,
+        experts=expert_count,
+        top_k=arrays.experts.shape[2],
+        arrays_file="routing.npz",
+        arrays_hash=hashlib.sha256(data).hexdigest(),
+    )
+    write_document(trace, folder / "routing.json")
+    return trace
+
+
+def load_trace(path: Path) -> tuple[RoutingTrace, TraceArrays]:
+    """Read a routing trace and its arrays.
+
+    Raises
+    ------
+    DocumentError
+        If either file is missing, does not fit the other, or holds impossible values.
+    """
+    trace = load_document(RoutingTrace, path)
+    where = path.parent / trace.arrays_file
+    if Path(trace.arrays_file).name != trace.arrays_file:
+        raise DocumentError(f"{path}: arrays_file must name a file beside the document")
+    try:
+        data = where.read_bytes()
+    except OSError as error:
+        raise DocumentError(f"{where}: cannot be read: {error.strerror}") from error
+    if hashlib.sha256(data).hexdigest() != trace.arrays_hash:
+        raise DocumentError(f"{where}: does not belong to {path.name} (its hash differs)")
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as file:
+            arrays = TraceArrays(file["experts"], file["sequence"], file["position"], file["phase"])
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise DocumentError(f"{where}: not a routing array file: {error}") from error
+    shape = (trace.tokens, len(trace.moe_layers), trace.top_k)
+    if arrays.experts.shape != shape or len(arrays.sequence) != trace.tokens:
+        raise DocumentError(f"{where}: experts is {arrays.experts.shape}, not {shape}")
+    if trace.tokens and int(arrays.experts.max()) >= trace.experts:
+        raise DocumentError(f"{where}: names an expert beyond the {trace.experts} of the model")
+    return trace, arrays
+
+
+def popularity(arrays: TraceArrays, expert_count: int) -> npt.NDArray[np.float64]:
+    """Share of choices that fall on each expert: [moe_layers, experts], rows sum to 1."""
+    _, layers, top_k = arrays.experts.shape
+    counts = np.stack(
+        [
+            np.bincount(arrays.experts[:, layer].ravel(), minlength=expert_count)
+            for layer in range(layers)
+        ]
+    )
+    return counts / max(len(arrays.sequence) * top_k, 1)
+
+
+def coactivation(arrays: TraceArrays, expert_count: int) -> npt.NDArray[np.float64]:
+    """P(f chosen in the next MoE layer / e chosen in this one): [moe_layers - 1, E, E].
+
+    Klotski (arXiv 2502.06888), section 6: the correlation table.
+    """
+    _, layers, _ = arrays.experts.shape
+    table = np.zeros((max(layers - 1, 0), expert_count, expert_count))
+    for layer in range(layers - 1):
+        here, following = arrays.experts[:, layer], arrays.experts[:, layer + 1]
+        pairs = here[:, :, None].astype(np.int64) * expert_count + following[:, None, :]
+        joint = np.bincount(pairs.ravel(), minlength=expert_count**2)
+        chosen = np.bincount(here.ravel(), minlength=expert_count)
+        table[layer] = joint.reshape(expert_count, expert_count) / np.maximum(chosen, 1)[:, None]
+    return table
