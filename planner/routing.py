@@ -115,7 +115,8 @@ def popularity(arrays: TraceArrays, expert_count: int) -> npt.NDArray[np.float64
             for layer in range(layers)
         ]
     )
-    return counts / max(len(arrays.sequence) * top_k, 1)
+    shares: npt.NDArray[np.float64] = counts / max(len(arrays.sequence) * top_k, 1)
+    return shares
 
 
 def coactivation(arrays: TraceArrays, expert_count: int) -> npt.NDArray[np.float64]:
@@ -124,7 +125,7 @@ def coactivation(arrays: TraceArrays, expert_count: int) -> npt.NDArray[np.float
     Klotski (arXiv 2502.06888), section 6: the correlation table.
     """
     _, layers, _ = arrays.experts.shape
-    table = np.zeros((max(layers - 1, 0), expert_count, expert_count))
+    table: npt.NDArray[np.float64] = np.zeros((max(layers - 1, 0), expert_count, expert_count))
     for layer in range(layers - 1):
         here, following = arrays.experts[:, layer], arrays.experts[:, layer + 1]
         pairs = here[:, :, None].astype(np.int64) * expert_count + following[:, None, :]
