@@ -2,31 +2,80 @@
 
 The planner constrains it, the checker recomputes it, and the executor reserves exactly these
 amounts from its ledger before it loads anything; so a plan that was accepted does not run out.
+
+Every term is an upper bound of what the executor's operations hold at one time. Weights lie in
+units whose layout does not depend on where they were read from: an expert is ``gate | up | down``
+without gaps, a dense part is its tensors one after another, each at a multiple of 64 bytes.
 """
 
 from __future__ import annotations
 
-from planner.documents import MemoryAccount, ModelSpec, Policy, Workload
+from planner.documents import LayerPolicy, LayerSpec, MemoryAccount, ModelSpec, Policy, Workload
 
 __all__ = [
     "ALIGNMENT_BYTES",
+    "ATTENTION_TILE_ROWS",
+    "DENSE_TENSORS",
+    "EMBEDDING_CACHE_BYTES",
     "EXPERT_TILE_ROWS",
+    "PURPOSES",
+    "ROUTER_TILE_ROWS",
+    "TENSOR_ALIGNMENT_BYTES",
     "account_device",
     "aligned",
+    "attention_tile_rows",
     "context_tokens",
+    "default_head_tiling",
+    "dense_slot_bytes",
+    "embedding_bytes",
+    "group_sequences",
     "head_tile_bytes",
+    "read_buffer_bytes",
     "slot_bytes",
+    "smallest_budget",
+    "smallest_policy",
+    "workspace_bytes",
 ]
 
 ALIGNMENT_BYTES = 4096
 """Granularity of direct reads, and so of every unit in a store and of every slot."""
 
-EXPERT_TILE_ROWS = 1024
-"""Most rows that one expert computes at once; more are computed in tiles."""
+TENSOR_ALIGNMENT_BYTES = 64
+"""Where a tensor of a dense part may begin: a cache line."""
 
-_READ_SLACK_BYTES = 3 * 2 * ALIGNMENT_BYTES
-"""A unit read straight from a checkpoint is up to three spans, each starting and ending inside
-a block."""
+DENSE_TENSORS = 32
+"""Most tensors that a dense part may have."""
+
+EXPERT_TILE_ROWS = 1024
+"""Most rows that one expert (or a dense MLP) computes at once; more are computed in tiles."""
+
+ATTENTION_TILE_ROWS = 512
+"""In prefill a batch's attention is computed some sequences at a time, of at most this many tokens
+together (one sequence at least), so that its workspace does not grow with the batch."""
+
+ROUTER_TILE_ROWS = 4096
+"""Most rows that the router scores at once."""
+
+EMBEDDING_CACHE_BYTES = 2 << 20
+"""Embedding rows that are kept once read (all of them where they fit)."""
+
+PURPOSES = (
+    "dense",
+    "dense_slots",
+    "experts",
+    "slots",
+    "head",
+    "kv",
+    "hidden",
+    "workspace",
+    "logits",
+    "embedding",
+)
+"""The purposes of the device account, in the order in which they are reserved."""
+
+_EMBEDDING_READ_BYTES = 256 << 10
+_LIBRARY_BYTES = 4 << 20
+"""Scratch memory that matrix products hold inside their libraries."""
 
 
 def aligned(size_bytes: int) -> int:
@@ -39,21 +88,45 @@ def context_tokens(workload: Workload) -> int:
     return workload.prompt_tokens + workload.new_tokens
 
 
+def group_sequences(policy: Policy, workload: Workload) -> int:
+    """Sequences of the largest group: n x b, or all requests where they are fewer."""
+    return min(policy.n_batches * policy.batch_size, workload.requests)
+
+
+def attention_tile_rows(batch_size: int, prompt_tokens: int) -> int:
+    """Most rows (tokens) that attention computes at once, in prefill or decode."""
+    whole = max(ATTENTION_TILE_ROWS // prompt_tokens, 1) * prompt_tokens
+    return max(min(batch_size * prompt_tokens, whole), batch_size)
+
+
 def head_tile_bytes(model: ModelSpec, tile_rows: int, dtype_bytes: int) -> int:
-    """Device bytes of one head tile (``tile_rows`` x hidden)."""
+    """Device bytes of one head tile (``tile_rows`` x hidden), with the blocks it shares."""
     return aligned(tile_rows * model.hidden_size * dtype_bytes + 2 * ALIGNMENT_BYTES)
 
 
 def slot_bytes(model: ModelSpec, tile_rows: int, dtype_bytes: int) -> int:
     """Device bytes of one streaming slot: the largest expert or head tile."""
     expert = max(layer.expert_bytes for layer in model.layers)
-    return max(aligned(expert + _READ_SLACK_BYTES), head_tile_bytes(model, tile_rows, dtype_bytes))
+    return max(aligned(expert), head_tile_bytes(model, tile_rows, dtype_bytes))
 
 
 def dense_slot_bytes(model: ModelSpec, layer: int) -> int:
     """Device bytes of one layer's dense part."""
-    # one span a tensor in the worst case; dense parts have fewer than 32 tensors
-    return aligned(model.layers[layer].dense_bytes + 32 * 2 * ALIGNMENT_BYTES)
+    return aligned(model.layers[layer].dense_bytes + DENSE_TENSORS * TENSOR_ALIGNMENT_BYTES)
+
+
+def embedding_bytes(model: ModelSpec) -> int:
+    """Device bytes for embedding rows: those kept, and those being read."""
+    return aligned(min(model.embedding_bytes, EMBEDDING_CACHE_BYTES)) + _EMBEDDING_READ_BYTES
+
+
+def read_buffer_bytes(model: ModelSpec, policy: Policy) -> int:
+    """Buffer through which a checkpoint's unaligned tensors reach their slots."""
+    largest = max(
+        max(max(layer.dense_bytes, layer.expert_bytes) for layer in model.layers),
+        policy.head_tile_rows * model.hidden_size * model.dtype_bytes,
+    )
+    return aligned(min(policy.chunk_bytes, largest)) + 2 * ALIGNMENT_BYTES
 
 
 def account_device(
@@ -74,6 +147,142 @@ def account_device(
     -------
     MemoryAccount
         ``dense`` (resident dense parts), ``dense_slots``, ``experts`` (residents), ``slots``,
-        ``head`` (resident tiles), ``kv``, ``hidden``, ``workspace``, ``logits``.
+        ``head`` (resident tiles and the final norm), ``kv`` (of the whole group at its longest),
+        ``hidden`` (residual stream, expert input, expert sum in float32, routing),
+        ``workspace`` (the largest operation's temporaries and the read buffer), ``logits``,
+        ``embedding``.
     """
-    raise NotImplementedError
+    sequences = group_sequences(policy, workload)
+    streamed = [
+        dense_slot_bytes(model, index)
+        for index, layer in enumerate(policy.layers)
+        if not layer.dense_resident
+    ]
+    by_purpose = {
+        "dense": sum(
+            dense_slot_bytes(model, index)
+            for index, layer in enumerate(policy.layers)
+            if layer.dense_resident
+        ),
+        "dense_slots": policy.dense_slots * max(streamed, default=0),
+        "experts": sum(
+            len(layer.resident) * aligned(spec.expert_bytes)
+            for layer, spec in zip(policy.layers, model.layers, strict=True)
+        ),
+        "slots": policy.slots * slot_bytes(model, policy.head_tile_rows, dtype_bytes),
+        "head": policy.resident_head_tiles
+        * head_tile_bytes(model, policy.head_tile_rows, dtype_bytes)
+        + aligned(model.final_norm_bytes),
+        "kv": aligned(
+            sequences
+            * context_tokens(workload)
+            * sum(_kv_bytes(model, layer, dtype_bytes) for layer in model.layers)
+        ),
+        "hidden": aligned(sequences * workload.prompt_tokens * _token_bytes(model, dtype_bytes)),
+        "workspace": workspace_bytes(model, policy, workload, dtype_bytes)
+        + read_buffer_bytes(model, policy),
+        "logits": aligned(
+            sequences
+            * (policy.head_tile_rows * dtype_bytes + 3 * model.hidden_size * (dtype_bytes + 4))
+        ),
+        "embedding": embedding_bytes(model),
+    }
+    return MemoryAccount(capacity_bytes=capacity_bytes, by_purpose=by_purpose)
+
+
+def _kv_bytes(model: ModelSpec, layer: LayerSpec, dtype_bytes: int) -> int:
+    # the specification counts in the storage type; keys and values are kept in the computing type
+    return layer.kv_bytes_per_token // model.dtype_bytes * dtype_bytes
+
+
+def _token_bytes(model: ModelSpec, dtype_bytes: int) -> int:
+    """What one token of the group holds through a layer of prefill."""
+    top_k = max(layer.top_k for layer in model.layers)
+    # residual and expert input in the computing type, sum over experts in float32
+    states = model.hidden_size * (2 * dtype_bytes + 4)
+    # each choice: expert, weight, sorted order, its token; and the sort's own copies
+    return states + top_k * 6 * 8
+
+
+def workspace_bytes(model: ModelSpec, policy: Policy, workload: Workload, dtype_bytes: int) -> int:
+    """Temporaries of the largest operation; operations run one at a time."""
+    tokens = group_sequences(policy, workload) * workload.prompt_tokens
+    return aligned(
+        _LIBRARY_BYTES
+        + max(
+            _attention_bytes(model, policy, workload, dtype_bytes),
+            max(_feed_forward_bytes(model, layer, tokens, dtype_bytes) for layer in model.layers),
+            max(
+                min(tokens, ROUTER_TILE_ROWS)
+                * (layer.experts * (2 * dtype_bytes + 2 * 4) + layer.top_k * 2 * 8)
+                for layer in model.layers
+            ),
+        )
+    )
+
+
+def _attention_bytes(model: ModelSpec, policy: Policy, workload: Workload, dtype_bytes: int) -> int:
+    """One batch's norms, projections, rotary embedding and attention."""
+    rows = attention_tile_rows(policy.batch_size, workload.prompt_tokens)
+    query = model.attention_heads * model.head_dim
+    key_value = 2 * model.kv_heads * model.head_dim
+    # a norm works in float32: its input, square and product; then in the computing type
+    norm = 3 * 4 + 2 * dtype_bytes
+    per_row = (
+        model.hidden_size * (norm + 2 * dtype_bytes)
+        + (query + key_value) * dtype_bytes
+        + query * max(norm, 5 * dtype_bytes)
+        + model.head_dim * (2 * dtype_bytes + 4 * 4)
+    )
+    # decode: a mask over the context for each sequence, as booleans and as numbers
+    mask = policy.batch_size * context_tokens(workload) * (1 + 4 + dtype_bytes)
+    return rows * per_row + mask
+
+
+def _feed_forward_bytes(model: ModelSpec, layer: LayerSpec, tokens: int, dtype_bytes: int) -> int:
+    """One tile of an expert or a dense MLP: rows in, gate and up, rows out, and in float32."""
+    per_weight = 3 * model.hidden_size * model.dtype_bytes
+    width = max(
+        layer.expert_intermediate,
+        layer.mlp_bytes // per_weight,
+        layer.shared_expert_bytes // per_weight,
+    )
+    rows = min(tokens, EXPERT_TILE_ROWS)
+    return rows * (2 * model.hidden_size * dtype_bytes + 2 * width * dtype_bytes) + (
+        rows * model.hidden_size * 4
+    )
+
+
+def default_head_tiling(model: ModelSpec, dtype_bytes: int) -> tuple[int, int]:
+    """Rows of a head tile and number of tiles, so that a tile fits where an expert does."""
+    row_bytes = model.hidden_size * dtype_bytes
+    room = aligned(max(layer.expert_bytes for layer in model.layers)) - 2 * ALIGNMENT_BYTES
+    rows = min(max(room // row_bytes, 1), model.vocab_size)
+    tiles = -(-model.vocab_size // rows)
+    # as even as they can be, so that no tile is a sliver
+    rows = -(-model.vocab_size // tiles)
+    return rows, tiles
+
+
+def smallest_policy(model: ModelSpec, dtype_bytes: int) -> Policy:
+    """The policy that needs the least memory: one sequence, one slot of each kind, no residents."""
+    rows, tiles = default_head_tiling(model, dtype_bytes)
+    return Policy(
+        n_batches=1,
+        batch_size=1,
+        layers=tuple(LayerPolicy(False, (), ()) for _ in model.layers),
+        head_tile_rows=rows,
+        head_tiles=tiles,
+        resident_head_tiles=0,
+        slots=1,
+        dense_slots=1,
+        reserve=1,
+        eviction="none",
+        chunk_bytes=256 << 10,
+    )
+
+
+def smallest_budget(model: ModelSpec, workload: Workload, dtype_bytes: int) -> int:
+    """The smallest device budget, in bytes, under which ``workload`` runs at all."""
+    policy = smallest_policy(model, dtype_bytes)
+    return account_device(model, policy, workload, dtype_bytes, 0).peak_bytes
