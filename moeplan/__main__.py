@@ -1,0 +1,5 @@
+"""``python -m moeplan``."""
+
+from moeplan.cli import entry
+
+entry()

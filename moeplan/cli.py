@@ -1,0 +1,64 @@
+"""The program: ``entry`` for the shell, ``main`` for tests, and the one place that maps errors."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+from typer.main import get_command
+
+from moeplan.commands import app
+from moeplan.output import INTERRUPTED, Reporter, exit_code, guard_stdout
+from solvers.errors import MoeplanError
+
+__all__ = ["entry", "main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Parameters
+    ----------
+    argv
+        Arguments without the program's name; None: those of the process.
+
+    Returns
+    -------
+    int
+        0 success, 1 a wanted result was not reached, 2 bad input, 130 interrupted. A bug is no
+        exit code: it leaves as the exception it is.
+    """
+    # OpenMP threads must not spin while they wait; it is read when torch loads.
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    reporter = Reporter("--json" in arguments)
+    try:
+        with reporter.quiet_stdout():
+            code = get_command(app).main(
+                args=arguments, prog_name="moeplan", standalone_mode=False, obj=reporter
+            )
+    except typer.TyperException as error:
+        reporter.fail("UsageError", f"{error.format_message()} (see moeplan --help)")
+        return 2
+    except MoeplanError as error:
+        reporter.fail(type(error).__name__, str(error))
+        return exit_code(error)
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    if code == INTERRUPTED:
+        reporter.fail("Interrupted", "interrupted; nothing half-written was left")
+    return code or 0
+
+
+def entry() -> None:
+    """The ``moeplan`` program."""
+    try:
+        with guard_stdout():
+            code = main()
+    except BrokenPipeError:
+        # the reader of our output has gone (head, less): nothing is wrong
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = 0
+    sys.exit(code)

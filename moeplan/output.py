@@ -1,0 +1,186 @@
+"""What a command leaves: one JSON document or text on stdout, progress and errors on stderr.
+
+``EXIT_CODES`` is the one table from error class to exit code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from solvers.errors import InputError, MoeplanError, RunError
+
+__all__ = [
+    "EXIT_CODES",
+    "INTERRUPTED",
+    "Reporter",
+    "Steps",
+    "exit_code",
+    "guard_stdout",
+    "human_bytes",
+    "human_time",
+]
+
+INTERRUPTED = 130
+
+EXIT_CODES: tuple[tuple[type[MoeplanError], int], ...] = ((InputError, 2), (RunError, 1))
+
+
+def exit_code(error: MoeplanError) -> int:
+    """The exit code of an error class, from the table."""
+    for cls, code in EXIT_CODES:
+        if isinstance(error, cls):
+            return code
+    return 1
+
+
+def human_bytes(size_bytes: float) -> str:
+    """``412.3 MiB``."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"
+
+
+def human_time(duration_ns: float) -> str:
+    """``3.2 ms``, with three digits that mean something."""
+    for limit, scale, unit in ((1e3, 1, "ns"), (1e6, 1e3, "us"), (1e9, 1e6, "ms")):
+        if abs(duration_ns) < limit:
+            return f"{duration_ns / scale:.3g} {unit}"
+    seconds = duration_ns / 1e9
+    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:.0f} s"
+
+
+@contextlib.contextmanager
+def guard_stdout() -> Iterator[None]:
+    """Give stdout to Python's own writes alone; what native libraries print goes to stderr.
+
+    Solvers print banners from C++ even when told to be silent; one would spoil ``--json``.
+    """
+    sys.stdout.flush()
+    kept = os.dup(1)
+    ours = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
+    before = sys.stdout
+    os.dup2(2, 1)
+    sys.stdout = ours
+    try:
+        yield
+    finally:
+        try:
+            ours.flush()
+        finally:
+            sys.stdout = before
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
+class Steps:
+    """A progress callback that long work calls with ``(done, total)`` or ``(done, total, what)``.
+
+    A bar on a terminal; elsewhere a line at most every ten seconds, the first after two.
+    """
+
+    def __init__(self, title: str, stream: TextIO) -> None:
+        self._title = title
+        self._stream = stream
+        self._bar: Progress | None = None
+        self._task: Any = None
+        self._next_line = time.monotonic() + 2.0
+        if stream.isatty():
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.percentage:>3.0f}%"),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                console=Console(file=stream),
+                transient=True,
+            )
+            self._task = self._bar.add_task(title, total=None)
+
+    def __enter__(self) -> Steps:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, done: int, total: int, what: str = "") -> None:
+        text = f"{self._title}: {what}" if what else self._title
+        if self._bar is not None:
+            self._bar.update(self._task, description=text, completed=done, total=total or None)
+        elif time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + 10.0
+            share = f" {100 * done // total}%" if total else ""
+            print(f"{text}{share}", file=self._stream, flush=True)
+
+
+class Reporter:
+    """Where one command's words go.
+
+    Parameters
+    ----------
+    as_json
+        With it, ``result`` prints one JSON document and ``say`` and ``show`` print nothing.
+    """
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+        self._stdout: TextIO = sys.stdout
+        self._stderr: TextIO = sys.stderr
+
+    @property
+    def console(self) -> Console:
+        """A rich console on stdout; 100 columns where stdout is no terminal."""
+        width = None if self._stdout.isatty() or "COLUMNS" in os.environ else 100
+        return Console(file=self._stdout, width=width, highlight=False, soft_wrap=False)
+
+    def show(self, renderable: Any) -> None:
+        """Print for people: text or anything that rich draws."""
+        if not self.as_json:
+            self.console.print(renderable)
+
+    def show_text(self, text: str) -> None:
+        """Print text for people as it is, neither wrapped nor marked up."""
+        if not self.as_json:
+            print(text, file=self._stdout)
+
+    def result(self, document: Any) -> None:
+        """Print the JSON document, if that was asked for."""
+        if self.as_json:
+            print(json.dumps(document, allow_nan=False), file=self._stdout, flush=True)
+
+    def note(self, text: str) -> None:
+        """One line on stderr."""
+        print(text, file=self._stderr, flush=True)
+
+    def steps(self, title: str) -> Steps:
+        """A progress bar on stderr."""
+        return Steps(title, self._stderr)
+
+    def fail(self, kind: str, message: str) -> None:
+        """One line on stderr, and under ``--json`` an error document on stdout."""
+        line = " ".join(message.split())
+        self.result({"error": {"class": kind, "message": line}})
+        self.note(f"moeplan: {line}")
+
+    @contextlib.contextmanager
+    def quiet_stdout(self) -> Iterator[None]:
+        """While it lasts, Python's own prints go to stderr when stdout is for JSON."""
+        if self.as_json:
+            with contextlib.redirect_stdout(self._stderr):
+                yield
+        else:
+            yield
