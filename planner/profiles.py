@@ -62,4 +62,17 @@ def load_profile(folder: Path) -> Profile:
                 f"{folder}: the {document.kind} document was changed after the profile was made; "
                 "run 'moeplan profile' again",
             )
+    if {costs.model_hash, routing.model_hash} != {index.model_hash} or (
+        costs.hardware_hash != index.hardware_hash
+        or model.fingerprint != index.checkpoint_fingerprint
+    ):
+        raise StaleError(
+            "profile", f"{folder}: its documents are of different models or machines; make it anew"
+        )
+    for kind, needed in (
+        ("shared_expert", any(layer.shared_expert_bytes for layer in model.layers)),
+        ("dense_mlp", any(layer.mlp_bytes for layer in model.layers)),
+    ):
+        if needed and kind not in costs.curves:
+            raise DocumentError(f"{folder / 'costs.json'}: curves: no curve for {kind}")
     return Profile(folder, index, hardware, model, costs, routing, arrays)

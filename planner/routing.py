@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import io
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from planner.documents import RoutingTrace, load_document, write_atomic, write_document
+from planner.documents.base import Source
 from solvers.errors import DocumentError
 
 __all__ = ["TraceArrays", "coactivation", "load_trace", "popularity", "write_trace"]
@@ -47,7 +48,7 @@ def write_trace(
     model_hash: str,
     moe_layers: tuple[int, ...],
     expert_count: int,
-    source: Any = "measured",
+    source: Source = "measured",
 ) -> RoutingTrace:
     """Write ``routing.npz`` and ``routing.json`` into ``folder``; the JSON last."""
     buffer = io.BytesIO()
@@ -85,7 +86,7 @@ def load_trace(path: Path) -> tuple[RoutingTrace, TraceArrays]:
     """
     trace = load_document(RoutingTrace, path)
     where = path.parent / trace.arrays_file
-    if Path(trace.arrays_file).name != trace.arrays_file:
+    if Path(trace.arrays_file).name != trace.arrays_file or trace.arrays_file in ("", ".."):
         raise DocumentError(f"{path}: arrays_file must name a file beside the document")
     try:
         data = where.read_bytes()
@@ -94,16 +95,44 @@ def load_trace(path: Path) -> tuple[RoutingTrace, TraceArrays]:
     if hashlib.sha256(data).hexdigest() != trace.arrays_hash:
         raise DocumentError(f"{where}: does not belong to {path.name} (its hash differs)")
     try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as file:
+        file = np.load(io.BytesIO(data), allow_pickle=False)
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise DocumentError(f"{where}: not a routing array file: one array, no archive")
+        with file:
             arrays = TraceArrays(file["experts"], file["sequence"], file["position"], file["phase"])
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise DocumentError(f"{where}: not a routing array file: {error}") from error
-    shape = (trace.tokens, len(trace.moe_layers), trace.top_k)
-    if arrays.experts.shape != shape or len(arrays.sequence) != trace.tokens:
-        raise DocumentError(f"{where}: experts is {arrays.experts.shape}, not {shape}")
-    if trace.tokens and int(arrays.experts.max()) >= trace.experts:
-        raise DocumentError(f"{where}: names an expert beyond the {trace.experts} of the model")
+    fault = _fault(trace, arrays)
+    if fault:
+        raise DocumentError(f"{where}: {fault}")
     return trace, arrays
+
+
+def _fault(trace: RoutingTrace, arrays: TraceArrays) -> str | None:
+    """The first way in which ``arrays`` cannot be those of ``trace``."""
+    tokens = trace.tokens
+    for name, dtype, shape in (
+        ("experts", np.uint16, (tokens, len(trace.moe_layers), trace.top_k)),
+        ("sequence", np.int32, (tokens,)),
+        ("position", np.int32, (tokens,)),
+        ("phase", np.uint8, (tokens,)),
+    ):
+        array = getattr(arrays, name)
+        if array.shape != shape or array.dtype != dtype:
+            wanted = f"{np.dtype(dtype)} {shape}"
+            return f"{name} is {array.dtype} {array.shape}, not {wanted}"
+    if arrays.experts.size and int(arrays.experts.max()) >= trace.experts:
+        return f"names an expert beyond the {trace.experts} of the model"
+    if tokens and int(arrays.phase.max()) > 1:
+        return "phase is neither 0 (prefill) nor 1 (decode)"
+    step = np.diff(arrays.sequence)
+    if tokens and (int(arrays.position.min()) < 0 or int(step.min(initial=0)) < 0):
+        return "sequence descends or position is negative"
+    if bool((np.diff(arrays.position)[step == 0] <= 0).any()):
+        return "position does not ascend inside a sequence"
+    if len(np.unique(arrays.sequence)) != trace.sequences:
+        return f"holds {len(np.unique(arrays.sequence))} sequences, not {trace.sequences}"
+    return None
 
 
 def popularity(arrays: TraceArrays, expert_count: int) -> npt.NDArray[np.float64]:

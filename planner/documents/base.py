@@ -7,6 +7,7 @@ as its first two keys. pydantic validates on reading; inside the program the val
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -74,6 +75,10 @@ class Figure:
     spread: float | None = None
     samples: Count = 0
 
+    def __post_init__(self) -> None:
+        if self.spread is not None and self.spread < 0:
+            raise ValueError("spread is negative")
+
 
 @dataclasses.dataclass(frozen=True)
 class Document:
@@ -137,8 +142,20 @@ def parse_document(cls: type[D], value: object, where: str) -> D:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "top level"
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise DocumentError(f"{where}: {place}: {first['msg']}{more}") from error
+        text = f"{place}: {first['msg'].removeprefix('Value error, ')}{more}"
+        raise DocumentError(f"{where}: {' '.join(text.split())}") from error
+    except RecursionError as error:
+        raise DocumentError(f"{where}: nested too deeply for a {cls.kind} document") from error
     return document
+
+
+def _object_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; a key that stands twice is refused, since one of its values would be lost."""
+    body = dict(pairs)
+    if len(body) != len(pairs):
+        twice = next(key for key in body if sum(key == other for other, _ in pairs) > 1)
+        raise ValueError(f"the key {twice!r} stands twice in one object")
+    return body
 
 
 def load_document(cls: type[D], path: Path) -> D:
@@ -156,8 +173,8 @@ def load_document(cls: type[D], path: Path) -> D:
     except (OSError, UnicodeDecodeError) as error:
         raise DocumentError(f"{path}: cannot be read: {error}") from error
     try:
-        value = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+        value = json.loads(text, object_pairs_hook=_object_once)
+    except (ValueError, RecursionError) as error:  # also integers of over 4,300 digits
         raise DocumentError(f"{path}: not valid JSON: {error}") from error
     return parse_document(cls, value, str(path))
 
@@ -175,6 +192,9 @@ def write_document(document: Document, path: Path) -> None:
 def write_atomic(path: Path, data: bytes) -> None:
     """Write ``data`` to ``path`` so that a reader sees the old file or the new one, never half.
 
+    Where the file system can do it, the data has no name until it is complete, so that a killed
+    process leaves nothing behind.
+
     Raises
     ------
     DocumentError
@@ -182,16 +202,33 @@ def write_atomic(path: Path, data: bytes) -> None:
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
+            nameless = _open_nameless(path.parent)
+            with open(temporary, "xb") if nameless is None else open(nameless, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+                if nameless is not None:
+                    # with a folder given, Python asks the kernel to follow the link
+                    os.link(f"/proc/self/fd/{nameless}", temporary, src_dir_fd=folder)
+            os.replace(temporary, path)
             os.fsync(folder)
         finally:
             os.close(folder)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise DocumentError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _open_nameless(folder: Path) -> int | None:
+    """A descriptor of a file without a name in ``folder``; None where that does not exist."""
+    flag = getattr(os, "O_TMPFILE", None)
+    if flag is None or not Path("/proc/self/fd").is_dir():
+        return None
+    try:
+        return os.open(folder, flag | os.O_WRONLY, 0o666)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            return None
+        raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
@@ -73,6 +74,14 @@ class Hardware(Document):
     tiers: tuple[Tier, ...]
     channels: tuple[Channel, ...]
 
+    def __post_init__(self) -> None:
+        for what, names in (
+            ("tiers", [tier.name for tier in self.tiers]),
+            ("channels", [channel.name for channel in self.channels]),
+        ):
+            if len(set(names)) != len(names):
+                raise ValueError(f"{what}: a name stands twice ({', '.join(names)})")
+
 
 @dataclass(frozen=True, slots=True)
 class Curve:
@@ -100,21 +109,22 @@ class Curve:
     samples: tuple[Positive, ...]
     source: Source
 
+    def __post_init__(self) -> None:
+        lengths = {len(self.rows), len(self.duration_ns), len(self.spread_ns), len(self.samples)}
+        if len(lengths) != 1:
+            raise ValueError("rows, duration_ns, spread_ns and samples differ in length")
+        if any(left >= right for left, right in pairwise(self.rows)):
+            raise ValueError("rows do not increase")
+        if any(left > right for left, right in pairwise(self.duration_ns)):
+            raise ValueError("duration_ns decreases")
+
     def __call__(self, rows: int) -> int:
         """Duration in ns, rounded up; 0 rows take no time.
 
-        Outside the measured range the nearest segment is continued (see ``covers``).
+        Below the measured range the first duration holds; above it the last segment is continued
+        (a single point: in proportion to its rows). See ``covers``.
         """
-        if rows <= 0:
-            return 0
-        xs, ys = self.rows, self.duration_ns
-        if len(xs) == 1:
-            return -(-ys[0] * rows // xs[0]) if rows > xs[0] else ys[0]
-        if rows <= xs[0]:
-            return ys[0]
-        right = min(max(bisect_right(xs, rows), 1), len(xs) - 1)
-        x0, x1, y0, y1 = xs[right - 1], xs[right], ys[right - 1], ys[right]
-        return y0 + -(-(y1 - y0) * (rows - x0) // (x1 - x0))
+        return _interpolate(self.rows, self.duration_ns, rows)
 
     def covers(self, rows: int) -> bool:
         """Whether ``rows`` lies inside the measured range."""
@@ -134,16 +144,37 @@ class Surface:
     second: Annotated[tuple[Positive, ...], Field(min_length=1)]
     curves: tuple[Curve, ...]
 
+    def __post_init__(self) -> None:
+        if len(self.second) != len(self.curves):
+            raise ValueError("second and curves differ in length")
+        if any(left >= right for left, right in pairwise(self.second)):
+            raise ValueError("second does not increase")
+
     def __call__(self, rows: int, second: int) -> int:
-        """Duration in ns, bilinear between measured points, rounded up."""
-        at = Curve(
-            self.second,
-            tuple(curve(rows) for curve in self.curves),
-            (0,) * len(self.second),
-            (1,) * len(self.second),
-            "fitted",
+        """Duration in ns, bilinear between measured points, rounded up; 0 rows take no time."""
+        if rows <= 0:
+            return 0
+        durations = tuple(curve(rows) for curve in self.curves)
+        return _interpolate(self.second, durations, max(second, 1))
+
+    def covers(self, rows: int, second: int) -> bool:
+        """Whether the point lies inside the measured range."""
+        return self.second[0] <= second <= self.second[-1] and all(
+            curve.covers(rows) for curve in self.curves
         )
-        return at(max(second, 1)) if rows > 0 else 0
+
+
+def _interpolate(xs: tuple[int, ...], ys: tuple[int, ...], x: int) -> int:
+    """Piecewise linear, rounded up, never negative; see ``Curve.__call__``."""
+    if x <= 0:
+        return 0
+    if x <= xs[0]:
+        return ys[0]
+    if len(xs) == 1:
+        return -(-ys[0] * x // xs[0])
+    right = min(bisect_right(xs, x), len(xs) - 1)
+    x0, x1, y0, y1 = xs[right - 1], xs[right], ys[right - 1], ys[right]
+    return max(y0 + -(-(y1 - y0) * (x - x0) // (x1 - x0)), 0)
 
 
 @dataclass(frozen=True)
@@ -180,3 +211,16 @@ class CostProfile(Document):
     copy_slowdown: Figure
     compute_slowdown: Figure
     reference_ns: Figure
+
+    def __post_init__(self) -> None:
+        missing = sorted(_ALWAYS_NEEDED - set(self.curves))
+        if missing:
+            raise ValueError(f"curves: no curve for {', '.join(missing)}")
+        for name in ("copy_slowdown", "compute_slowdown"):
+            if getattr(self, name).value < 1:
+                raise ValueError(f"{name} is below 1")
+
+
+_ALWAYS_NEEDED: frozenset[OperationKind] = frozenset(
+    ("embed", "router", "expert", "combine", "head", "sample")
+)

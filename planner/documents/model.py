@@ -50,6 +50,13 @@ class LayerSpec:
     kv_bytes_per_token: Bytes
     window: Positive | None = None
 
+    def __post_init__(self) -> None:
+        if self.top_k > self.experts:
+            raise ValueError(f"top_k is {self.top_k} of only {self.experts} experts")
+        parts = (self.top_k, self.expert_bytes, self.expert_intermediate)
+        if any((part > 0) != (self.experts > 0) for part in parts):
+            raise ValueError("experts, top_k, expert_bytes and expert_intermediate do not agree")
+
     @property
     def dense_bytes(self) -> int:
         """Bytes of what every token of the layer needs."""
@@ -117,6 +124,14 @@ class ModelSpec(Document):
     bytes_source: Literal["headers", "config"]
     fingerprint: Hash
     synthetic: bool = False
+
+    def __post_init__(self) -> None:
+        if [layer.index for layer in self.layers] != list(range(len(self.layers))):
+            raise ValueError("layers: the indices are not 0, 1, 2, ...")
+        if not self.layers:
+            raise ValueError("layers: there is none")
+        if self.tied and self.head_bytes:
+            raise ValueError("head_bytes: a tied head has no bytes of its own")
 
     @property
     def total_bytes(self) -> int:

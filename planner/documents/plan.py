@@ -128,6 +128,10 @@ class Range:
     low: float
     high: float
 
+    def __post_init__(self) -> None:
+        if not self.low <= self.value <= self.high:
+            raise ValueError("value does not lie between low and high")
+
 
 @dataclass(frozen=True, slots=True)
 class PredictedTotals:

@@ -6,6 +6,7 @@ Bulk arrays live in an ``.npz`` beside the JSON; the JSON holds the array file's
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 from planner.documents.base import Count, Document, Hash, Positive, Source
@@ -15,7 +16,7 @@ __all__ = ["RoutingStats", "RoutingTrace"]
 
 @dataclass(frozen=True)
 class RoutingTrace(Document):
-    """A routing trace. Arrays (``load_trace_arrays`` in ``planner.routing``):
+    """A routing trace. Arrays (``load_trace`` in ``planner.routing``):
 
     ``experts``  uint16 [tokens, moe_layers, top_k], ``sequence`` int32 [tokens],
     ``position`` int32 [tokens] (0-based in its sequence), ``phase`` uint8 [tokens] (0 prefill,
@@ -33,6 +34,11 @@ class RoutingTrace(Document):
     top_k: Positive
     arrays_file: str
     arrays_hash: Hash
+
+    def __post_init__(self) -> None:
+        _check_shape(self.moe_layers, self.experts, self.top_k)
+        if self.sequences > self.tokens:
+            raise ValueError(f"{self.sequences} sequences of only {self.tokens} tokens")
 
 
 @dataclass(frozen=True)
@@ -52,3 +58,14 @@ class RoutingStats(Document):
     top_k: Positive
     arrays_file: str
     arrays_hash: Hash
+
+    def __post_init__(self) -> None:
+        _check_shape(self.moe_layers, self.experts, self.top_k)
+
+
+def _check_shape(moe_layers: tuple[int, ...], experts: int, top_k: int) -> None:
+    """What a trace and its statistics share."""
+    if any(left >= right for left, right in pairwise(moe_layers)):
+        raise ValueError("moe_layers does not ascend")
+    if top_k > experts:
+        raise ValueError(f"top_k is {top_k} of only {experts} experts")

@@ -69,6 +69,12 @@ class Timeline:
     rows: tuple[Count, ...]
     size_bytes: tuple[Bytes, ...]
 
+    def __post_init__(self) -> None:
+        if len({len(getattr(self, field)) for field in Event._fields}) != 1:
+            raise ValueError("the columns differ in length")
+        if any(end < start for start, end in zip(self.start_ns, self.end_ns, strict=True)):
+            raise ValueError("an event ends before it starts")
+
     @classmethod
     def of(cls, events: list[Event]) -> Timeline:
         """From rows."""
