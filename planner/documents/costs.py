@@ -99,6 +99,9 @@ class Curve:
         Number of samples at each size.
     source
         Where the points come from.
+    held_out_error
+        Median relative error at measurements that the curve was not fitted to; None where none
+        were held out.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -108,6 +111,7 @@ class Curve:
     spread_ns: tuple[Nanoseconds, ...]
     samples: tuple[Positive, ...]
     source: Source
+    held_out_error: Annotated[float, Field(ge=0)] | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(self.rows), len(self.duration_ns), len(self.spread_ns), len(self.samples)}

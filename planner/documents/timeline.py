@@ -10,7 +10,7 @@ from pydantic import ConfigDict
 
 from planner.documents.base import STRICT, Bytes, Count, Document, Hash, Nanoseconds
 
-__all__ = ["Event", "Timeline", "Trace", "TraceTotals"]
+__all__ = ["Event", "EventKind", "Timeline", "Trace", "TraceTotals"]
 
 EventKind = Literal[
     "embed",

@@ -1,0 +1,175 @@
+"""From raw samples to curves: medians, monotone fits, and what the fit gets wrong.
+
+Durations of compute are fitted with a piecewise-linear curve that never decreases (isotonic
+regression at the measured sizes); copies with ``latency + size / bandwidth``. Both are judged on
+samples that they were not fitted to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.documents import Curve, Figure, Surface
+from planner.documents.base import Source
+
+__all__ = [
+    "AffineFit",
+    "figure",
+    "fit_affine",
+    "fit_curve",
+    "fit_surface",
+    "isotonic",
+    "median_and_spread",
+]
+
+
+def median_and_spread(samples: Sequence[float]) -> tuple[float, float]:
+    """Median and half the distance between the quartiles."""
+    low, middle, high = np.quantile(np.asarray(samples, dtype=np.float64), (0.25, 0.5, 0.75))
+    return float(middle), float(high - low) / 2
+
+
+def figure(samples: Sequence[float], source: Source = "measured") -> Figure:
+    """The samples as a figure of a document."""
+    middle, spread = median_and_spread(samples)
+    return Figure(middle, source, spread if len(samples) > 1 else None, len(samples))
+
+
+def isotonic(values: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:
+    """The never decreasing sequence that is nearest in weighted squares.
+
+    By pooling adjacent violators: neighbours in the wrong order are replaced by their mean.
+    """
+    weights = [1.0] * len(values) if weights is None else weights
+    pools: list[tuple[float, float, int]] = []  # mean, weight, length
+    for value, weight in zip(values, weights, strict=True):
+        pool = (float(value), float(weight), 1)
+        while pools and pools[-1][0] > pool[0]:
+            mean, before, length = pools.pop()
+            both = before + pool[1]
+            pool = ((mean * before + pool[0] * pool[1]) / both, both, length + pool[2])
+        pools.append(pool)
+    return [mean for mean, _, length in pools for _ in range(length)]
+
+
+def fit_curve(samples: Mapping[int, Sequence[int]], source: Source = "measured") -> Curve:
+    """A curve through the medians of raw samples.
+
+    Parameters
+    ----------
+    samples
+        Durations in ns by rows; at least one sample each.
+    source
+        Where they come from.
+
+    Returns
+    -------
+    Curve
+        Its ``held_out_error`` is the median relative error of a curve made from every other
+        sample, at the medians of the rest; None where a size has fewer than four samples.
+    """
+    curve = _through_medians(samples, source)
+    if min(len(values) for values in samples.values()) < 4:
+        return curve
+    half = _through_medians({rows: values[::2] for rows, values in samples.items()}, source)
+    errors = []
+    for rows, values in samples.items():
+        truth = float(np.median(values[1::2]))
+        errors.append(abs(half(rows) - truth) / max(truth, 1.0))
+    return replace(curve, held_out_error=float(np.median(errors)))
+
+
+def _through_medians(samples: Mapping[int, Sequence[int]], source: Source) -> Curve:
+    rows = sorted(samples)
+    middles, spreads = zip(*(median_and_spread(samples[size]) for size in rows), strict=True)
+    # relative squares, so that the long durations do not pull the short ones about
+    fitted = isotonic(middles, [1 / max(middle, 1.0) ** 2 for middle in middles])
+    return Curve(
+        tuple(rows),
+        tuple(round(value) for value in fitted),
+        tuple(round(spread) for spread in spreads),
+        tuple(len(samples[size]) for size in rows),
+        source,
+    )
+
+
+def fit_surface(
+    samples: Mapping[tuple[int, int], Sequence[int]], source: Source = "measured"
+) -> Surface:
+    """A surface from durations in ns by (rows, second).
+
+    It never decreases in either direction: each curve is at least the one before it.
+    """
+    curves: list[Curve] = []
+    seconds = sorted({second for _, second in samples})
+    for second in seconds:
+        curve = fit_curve({r: values for (r, s), values in samples.items() if s == second}, source)
+        if curves:
+            floor = (curves[-1](rows) for rows in curve.rows)
+            raised = tuple(max(*pair) for pair in zip(curve.duration_ns, floor, strict=True))
+            curve = replace(curve, duration_ns=raised)
+        curves.append(curve)
+    return Surface(tuple(seconds), tuple(curves))
+
+
+@dataclass(frozen=True, slots=True)
+class AffineFit:
+    """``latency_ns + size_bytes / bandwidth``; the error as for ``fit_curve``."""
+
+    bandwidth_bytes_per_second: Figure
+    latency_ns: Figure
+    held_out_error: float
+
+    def __call__(self, size_bytes: int) -> float:
+        """Duration in ns."""
+        return self.latency_ns.value + size_bytes * 1e9 / self.bandwidth_bytes_per_second.value
+
+
+def fit_affine(samples: Mapping[int, Sequence[int]], source: Source = "measured") -> AffineFit:
+    """Latency and bandwidth of a copy from durations in ns by size in bytes.
+
+    Least squares of the *relative* error of the medians, with a latency of at least 0. The error
+    is the median over sizes of the relative error of a fit to every other sample.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than two sizes, or the durations do not grow with the size.
+    """
+    if len(samples) < 2:
+        raise ValueError("an affine fit needs two sizes at least")
+    latency, slope = _line(samples)
+    every_other = {size: values[::2] for size, values in samples.items()}
+    half_latency, half_slope = _line(every_other)
+    errors = []
+    for size, values in samples.items():
+        truth = float(np.median(values[1::2] if len(values) > 1 else values))
+        errors.append(abs(half_latency + half_slope * size - truth) / truth)
+    # the spread of the bandwidth: that of the largest size, whose latency hardly matters
+    largest = max(samples)
+    middle, spread = median_and_spread(samples[largest])
+    count = sum(len(values) for values in samples.values())
+    bandwidth = 1e9 / slope
+    _, latency_spread = median_and_spread(samples[min(samples)])
+    return AffineFit(
+        Figure(bandwidth, source, bandwidth * spread / middle, count),
+        Figure(latency, source, latency_spread, count),
+        float(np.median(errors)),
+    )
+
+
+def _line(samples: Mapping[int, Sequence[int]]) -> tuple[float, float]:
+    """Intercept (at least 0) and slope (above 0) through the medians, relative least squares."""
+    sizes = np.array(sorted(samples), dtype=np.float64)
+    middles = np.array([np.median(samples[int(size)]) for size in sizes])
+    columns = np.stack([1 / middles, sizes / middles], axis=1)
+    intercept, slope = np.linalg.lstsq(columns, np.ones(len(sizes)), rcond=None)[0]
+    if intercept < 0:
+        share = sizes / middles
+        intercept, slope = 0.0, share.sum() / (share**2).sum()
+    if slope <= 0:
+        raise ValueError("the durations do not grow with the size")
+    return float(intercept), float(slope)

@@ -1,0 +1,162 @@
+"""Predicted against measured: by operation kind, and the whole run."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from planner.documents import Plan, Range, Trace, document_hash
+from planner.documents.costs import OperationKind
+from planner.documents.timeline import EventKind
+from solvers.errors import StaleError
+
+__all__ = ["Comparison", "RateComparison", "Verification", "verify"]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One number, predicted and measured.
+
+    Attributes
+    ----------
+    name
+        An operation kind, or what was counted.
+    predicted, measured
+        In ns or bytes.
+    ratio
+        predicted / measured; None where nothing was measured.
+    """
+
+    name: str
+    predicted: int
+    measured: int
+    ratio: float | None
+
+    @classmethod
+    def of(cls, name: str, predicted: int, measured: int) -> Comparison:
+        """With its ratio."""
+        return cls(name, predicted, measured, predicted / measured if measured else None)
+
+
+@dataclass(frozen=True, slots=True)
+class RateComparison:
+    """Tokens/s, predicted with an interval and measured.
+
+    ``error`` = predicted / measured - 1; None where nothing was measured.
+    """
+
+    predicted: Range
+    measured: float
+    error: float | None
+    inside: bool
+
+    @classmethod
+    def of(cls, predicted: Range, tokens: int, duration_ns: int) -> RateComparison:
+        """From a count and the time that it took."""
+        measured = tokens * 1e9 / duration_ns if duration_ns else 0.0
+        error = predicted.value / measured - 1 if measured else None
+        return cls(predicted, measured, error, predicted.low <= measured <= predicted.high)
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """A plan held against the trace of its run.
+
+    Attributes
+    ----------
+    tokens_per_second, decode_tokens_per_second
+        New tokens over the whole run ("in all", prefill included), and over decode passes alone.
+    kinds
+        Total time of each operation kind in ns, compute first, then copies and waits.
+    wall, prefill, decode, bubble_inter_layer, bubble_intra_layer
+        In ns.
+    unaccounted_ns
+        Measured wall time that no event on the compute channel covers, waits included.
+    bytes_read
+        From the disk, in bytes.
+    notes
+        Sentences for the reader: where the run was not what the plan was made for.
+    """
+
+    tokens_per_second: RateComparison
+    decode_tokens_per_second: RateComparison
+    kinds: tuple[Comparison, ...]
+    wall: Comparison
+    prefill: Comparison
+    decode: Comparison
+    bubble_inter_layer: Comparison
+    bubble_intra_layer: Comparison
+    bytes_read: Comparison
+    unaccounted_ns: int
+    device_peak_bytes: Comparison
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return dataclasses.asdict(self)
+
+
+def verify(plan: Plan, trace: Trace) -> Verification:
+    """Compare ``plan``'s prediction with what ``trace`` measured.
+
+    Raises
+    ------
+    StaleError
+        If the trace is of a run of another plan.
+    """
+    if trace.plan_hash != document_hash(plan):
+        raise StaleError(
+            "plan", "the trace is of a run of another plan: run this plan again, or give that one"
+        )
+    predicted, measured = plan.predicted.totals, trace.totals
+    kinds = sorted(
+        predicted.duration_by_kind_ns.keys() | measured.duration_by_kind_ns.keys(), key=_order
+    )
+    spent = {str(kind): total for kind, total in measured.duration_by_kind_ns.items()}
+    on_compute = sum(spent.get(kind, 0) for kind in kinds if not kind.startswith("copy_"))
+    account = plan.memory["device"]
+    asked = plan.workload.requests * plan.workload.new_tokens
+    notes = []
+    if measured.new_tokens != asked:
+        notes.append(
+            f"the plan is for {asked:,} new tokens, the run made {measured.new_tokens:,}: "
+            "times and bytes are not of the same work"
+        )
+    # each request's first new token comes out of prefill
+    decoded = max(measured.new_tokens - plan.workload.requests, 0)
+    return Verification(
+        tokens_per_second=RateComparison.of(
+            plan.predicted.tokens_per_second, measured.new_tokens, measured.wall_ns
+        ),
+        decode_tokens_per_second=RateComparison.of(
+            plan.predicted.decode_tokens_per_second, decoded, measured.decode_ns
+        ),
+        kinds=tuple(
+            Comparison.of(kind, predicted.duration_by_kind_ns.get(kind, 0), spent.get(kind, 0))
+            for kind in kinds
+        ),
+        wall=Comparison.of("wall", predicted.wall_ns, measured.wall_ns),
+        prefill=Comparison.of("prefill", predicted.prefill_ns, measured.prefill_ns),
+        decode=Comparison.of("decode", predicted.decode_ns, measured.decode_ns),
+        bubble_inter_layer=Comparison.of(
+            "bubble_inter_layer", predicted.bubble_inter_layer_ns, measured.bubble_inter_layer_ns
+        ),
+        bubble_intra_layer=Comparison.of(
+            "bubble_intra_layer", predicted.bubble_intra_layer_ns, measured.bubble_intra_layer_ns
+        ),
+        bytes_read=Comparison.of("bytes_read", predicted.bytes_read, measured.bytes_read),
+        unaccounted_ns=max(measured.wall_ns - on_compute, 0),
+        device_peak_bytes=Comparison.of(
+            "device_peak_bytes", account.peak_bytes, measured.device_peak_bytes
+        ),
+        notes=tuple(notes),
+    )
+
+
+_ORDER = (*get_args(OperationKind), *get_args(EventKind))
+
+
+def _order(kind: str) -> tuple[int, str]:
+    """Compute in the order of a pass, then copies and waits, then what is unknown."""
+    return (_ORDER.index(kind) if kind in _ORDER else len(_ORDER), kind)

@@ -1,0 +1,117 @@
+"""Fits, by hand and against an independent minimiser."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiler.curves import (
+    figure,
+    fit_affine,
+    fit_curve,
+    fit_surface,
+    isotonic,
+    median_and_spread,
+)
+
+
+def test_median_and_spread_by_hand() -> None:
+    # quartiles of 1..5 are 2, 3 and 4
+    assert median_and_spread([5, 1, 4, 2, 3]) == (3.0, 1.0)
+    assert figure([7]).spread is None
+    assert (figure([1, 3]).value, figure([1, 3]).samples) == (2.0, 2)
+
+
+def test_isotonic_by_hand() -> None:
+    assert isotonic([1, 2, 3]) == [1, 2, 3]
+    # 3, 2 pool to 2.5; the 1 after them pulls all three to 2
+    assert isotonic([3, 2, 1]) == [2, 2, 2]
+    assert isotonic([1, 4, 2, 5]) == [1, 3, 3, 5]
+    # weights 1 and 3: (4 * 1 + 2 * 3) / 4
+    assert isotonic([4, 2], [1, 3]) == [2.5, 2.5]
+    assert isotonic([]) == []
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=5))
+def test_isotonic_is_the_nearest(values: list[int]) -> None:
+    fitted = isotonic(values)
+    assert all(left <= right for left, right in itertools.pairwise(fitted))
+    # an isotonic fit takes block means only: the best over all ways to cut into blocks
+    best = min(
+        sum((value - mean) ** 2 for value, mean in zip(values, means, strict=True))
+        for cuts in itertools.product([False, True], repeat=len(values) - 1)
+        if (means := block_means(values, cuts)) == sorted(means)
+    )
+    found = sum((value - mean) ** 2 for value, mean in zip(values, fitted, strict=True))
+    assert found == pytest.approx(best)
+
+
+def block_means(values: list[int], cuts: tuple[bool, ...]) -> list[float]:
+    blocks = [[values[0]]]
+    for value, cut in zip(values[1:], cuts, strict=True):
+        if cut:
+            blocks.append([])
+        blocks[-1].append(value)
+    return [sum(block) / len(block) for block in blocks for _ in block]
+
+
+def test_a_curve_goes_through_monotone_medians() -> None:
+    curve = fit_curve({4: [40, 44, 42], 1: [10, 10, 13]})
+    assert curve.rows == (1, 4)
+    assert curve.duration_ns == (10, 42)
+    # quartiles: 10, 10, 11.5 and 41, 42, 43
+    assert curve.spread_ns == (1, 1)
+    assert curve.samples == (3, 3)
+    assert curve.held_out_error is None
+
+
+def test_a_curve_never_decreases() -> None:
+    curve = fit_curve({1: [100] * 4, 2: [90] * 4, 3: [95] * 4, 4: [200] * 4})
+    # 100 and 90 pool, weighted by the inverse squares: (1/100 + 1/90) / (1/100^2 + 1/90^2) = 94.5
+    assert curve.duration_ns == (94, 94, 95, 200)
+
+
+def test_held_out_error_by_hand() -> None:
+    # fitted to samples 0 and 2 (100), judged at samples 1 and 3 (110): 10/110 off at both sizes
+    samples = {1: [100, 110, 100, 110], 2: [200, 220, 200, 220]}
+    assert fit_curve(samples).held_out_error == pytest.approx(10 / 110)
+    steady = {1: [100] * 4, 2: [200] * 4}
+    assert fit_curve(steady).held_out_error == 0
+
+
+def test_a_surface_never_decreases_in_either_direction() -> None:
+    surface = fit_surface({(1, 8): [50], (2, 8): [80], (1, 16): [40], (2, 16): [90]})
+    assert surface.second == (8, 16)
+    assert surface.curves[0].duration_ns == (50, 80)
+    assert surface.curves[1].duration_ns == (50, 90)
+
+
+def test_an_affine_fit_finds_latency_and_bandwidth() -> None:
+    # 1000 ns + 2 ns a byte, exactly: 0.5 GB/s
+    samples = {size: [1000 + 2 * size] * 4 for size in (100, 1000, 5000)}
+    fit = fit_affine(samples)
+    assert fit.latency_ns.value == pytest.approx(1000)
+    assert fit.bandwidth_bytes_per_second.value == pytest.approx(5e8)
+    assert fit.held_out_error == pytest.approx(0, abs=1e-9)
+    assert fit(300) == pytest.approx(1600)
+
+
+def test_an_affine_fit_has_no_negative_latency() -> None:
+    fit = fit_affine({100: [100], 1000: [1900]})
+    assert fit.latency_ns.value == 0
+    # least squares of b * x = 1 over x = 100/100 and 1000/1900
+    shares = np.array([1.0, 1000 / 1900])
+    assert fit.bandwidth_bytes_per_second.value == pytest.approx(
+        1e9 * (shares**2).sum() / shares.sum()
+    )
+
+
+def test_an_affine_fit_refuses_what_it_cannot_fit() -> None:
+    with pytest.raises(ValueError, match="two sizes"):
+        fit_affine({5: [1, 2]})
+    with pytest.raises(ValueError, match="do not grow"):
+        fit_affine({100: [1000], 200: [100]})

@@ -1,0 +1,142 @@
+"""Predicted against measured, with numbers that can be checked in the head."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from planner.documents import (
+    Inputs,
+    LayerPolicy,
+    Locations,
+    MemoryAccount,
+    Plan,
+    Policy,
+    Predicted,
+    PredictedTotals,
+    Range,
+    Timeline,
+    Trace,
+    TraceTotals,
+    Workload,
+    document_hash,
+)
+from profiler.verify import verify
+from solvers.errors import StaleError
+
+SECOND = 10**9
+NO_HASH = "0" * 64
+EMPTY = Timeline.of([])
+
+
+def plan_of() -> Plan:
+    """4 requests of 5 new tokens; 20 tokens promised in 2 s: 0.5 s prefill, 1.5 s decode."""
+    totals = PredictedTotals(
+        wall_ns=2 * SECOND,
+        prefill_ns=SECOND // 2,
+        decode_ns=SECOND * 3 // 2,
+        bytes_read=1000,
+        bubble_inter_layer_ns=100,
+        bubble_intra_layer_ns=0,
+        duration_by_kind_ns={"copy_demand": 50, "expert": 900, "attention": 600, "router": 0},
+    )
+    rate = Range(10.0, 8.0, 12.0)
+    decode = Range(16 / 1.5, 9.0, 11.0)
+    return Plan(
+        solver="cpsat",
+        stop="optimal",
+        objective_name="throughput",
+        objective=1.0,
+        bound=None,
+        bound_class=None,
+        gap=None,
+        inputs=Inputs(NO_HASH, NO_HASH, NO_HASH, NO_HASH, NO_HASH, None),
+        locations=Locations("p", "c", None),
+        workload=Workload(4, 8, 5),
+        device="cpu",
+        dtype="float32",
+        policy=Policy(1, 4, (LayerPolicy(True, (), ()),), 8, 1, 1, 0, 0, 0, "none", 4096),
+        memory={"device": MemoryAccount(500, {"kv": 300, "dense": 100})},
+        predicted=Predicted(rate, decode, SECOND // 2, totals, EMPTY),
+        chosen_over={},
+        notes=(),
+    )
+
+
+def trace_of(plan: Plan, **changed: Any) -> Trace:
+    totals: dict[str, Any] = {
+        "wall_ns": SECOND * 5 // 2, "prefill_ns": SECOND // 2, "decode_ns": 2 * SECOND,
+        "prompt_tokens": 30, "new_tokens": 20, "passes": 5, "bytes_read": 1250,
+        "wasted_prefetch_bytes": 0, "bubble_inter_layer_ns": 50, "bubble_intra_layer_ns": 7,
+        "duration_by_kind_ns": {"expert": SECOND, "attention": SECOND, "wait_expert": 7,
+                                "copy_demand": 40},
+        "count_by_kind": {}, "pass_ns": (), "device_peak_bytes": 400, "device_budget_bytes": 500,
+        "process_peak_bytes": 900,
+    }  # fmt: skip
+    return Trace(document_hash(plan), "cpu", None, 0, TraceTotals(**{**totals, **changed}), EMPTY)
+
+
+def test_rates_times_and_bytes() -> None:
+    plan = plan_of()
+    found = verify(plan, trace_of(plan))
+    # 20 tokens in 2.5 s against 10 tokens/s promised
+    assert found.tokens_per_second.measured == pytest.approx(8.0)
+    assert found.tokens_per_second.error == pytest.approx(0.25)
+    assert found.tokens_per_second.inside
+    # 16 tokens come out of decode passes, in 2 s: below the promised 9 to 11
+    assert found.decode_tokens_per_second.measured == pytest.approx(8.0)
+    assert not found.decode_tokens_per_second.inside
+    assert found.wall.ratio == pytest.approx(0.8)
+    assert found.prefill.ratio == 1
+    assert found.bytes_read.ratio == pytest.approx(0.8)
+    assert found.bubble_inter_layer.ratio == 2
+    assert found.bubble_intra_layer.ratio == 0
+    assert found.device_peak_bytes.ratio == 1
+    # 2.5 s less 1 s of attention, 1 s of experts and 7 ns of waiting; copies run beside
+    assert found.unaccounted_ns == SECOND // 2 - 7
+    assert found.notes == ()
+
+
+def test_kinds_of_either_side_in_the_order_of_a_pass() -> None:
+    plan = plan_of()
+    kinds = verify(plan, trace_of(plan)).kinds
+    assert [kind.name for kind in kinds] == [
+        "attention", "router", "expert", "copy_demand", "wait_expert",
+    ]  # fmt: skip
+    by_name = {kind.name: kind for kind in kinds}
+    assert by_name["expert"].ratio == pytest.approx(900 / SECOND)
+    assert by_name["router"].ratio is None
+    assert by_name["copy_demand"].ratio == pytest.approx(1.25)
+    assert by_name["wait_expert"].predicted == 0
+
+
+def test_other_work_than_planned_is_noted() -> None:
+    plan = plan_of()
+    found = verify(plan, trace_of(plan, new_tokens=10))
+    assert len(found.notes) == 1
+    assert "20 new tokens, the run made 10" in found.notes[0]
+
+
+def test_a_run_of_nothing_has_no_ratios() -> None:
+    plan = plan_of()
+    found = verify(plan, trace_of(plan, wall_ns=0, decode_ns=0, duration_by_kind_ns={}))
+    assert found.tokens_per_second.error is None
+    assert found.wall.ratio is None
+    assert all(kind.ratio is None for kind in found.kinds)
+
+
+def test_another_plans_trace_is_refused() -> None:
+    plan = plan_of()
+    with pytest.raises(StaleError, match="another plan") as caught:
+        verify(dataclasses.replace(plan, seed=1), trace_of(plan))
+    assert caught.value.document == "plan"
+
+
+def test_it_goes_into_json() -> None:
+    plan = plan_of()
+    value = json.loads(json.dumps(verify(plan, trace_of(plan)).to_json()))
+    assert value["tokens_per_second"]["predicted"] == {"value": 10.0, "low": 8.0, "high": 12.0}
+    assert value["kinds"][0]["name"] == "attention"
