@@ -1,0 +1,238 @@
+"""The problem, without a word about models: stages, units, scenarios, one memory, one channel.
+
+A *pass* goes through all stages in order. A stage may need a *start unit* before its lead
+computation; when the lead has ended, the stage's demand is known: which of its *items* are to be
+worked on, each after its copy. Residents are never copied. All numbers are integers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from solvers.errors import OptionError
+
+__all__ = ["Problem", "Scenarios", "Stage", "Unit"]
+
+Int64 = npt.NDArray[np.int64]
+Int32 = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What one copy brings.
+
+    Attributes
+    ----------
+    size_bytes
+        Bytes that a copy moves.
+    held_bytes
+        Memory that it takes as a resident (and as a start unit in a slot).
+    chunks, chunk_ns, last_ns
+        A copy is ``chunks`` pieces; all take ``chunk_ns`` but the last, which takes ``last_ns``.
+    chunk_bytes
+        Bytes of each piece but the last.
+    """
+
+    size_bytes: int
+    held_bytes: int
+    chunks: int = 1
+    chunk_ns: int = 0
+    last_ns: int = 0
+    chunk_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.size_bytes, self.held_bytes, self.chunk_ns, self.last_ns) < 0:
+            raise OptionError(f"a unit has a negative size or duration: {self}")
+        if self.chunks < 1 or self.chunk_bytes * (self.chunks - 1) > self.size_bytes:
+            raise OptionError(f"a unit's chunks do not add up to its size: {self}")
+
+    @property
+    def copy_ns(self) -> int:
+        """Duration of the whole copy, undisturbed."""
+        return (self.chunks - 1) * self.chunk_ns + self.last_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage of every pass.
+
+    Attributes
+    ----------
+    start
+        Unit that must be there before the lead computation; None where nothing is needed.
+    items
+        Units that scenarios may demand.
+    sequential
+        Residents are the first items, all others are prefetched in index order, and work goes in
+        index order (the tiles of an output projection).
+    """
+
+    start: Unit | None
+    items: tuple[Unit, ...]
+    sequential: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Scenarios:
+    """Passes, laid end to end in the order in which they run.
+
+    Attributes
+    ----------
+    prologue_ns
+        [passes, stages]: computed before the start unit is waited for.
+    lead_ns
+        [passes, stages]: computed once the start unit is there; then the demand is known.
+    demand
+        [passes, stages, items]: rows asked of each item; 0 where it is not demanded.
+    work_ns
+        [passes, stages, items]: time of the work on each demanded item; 0 elsewhere.
+    epilogue_ns
+        [passes, stages]: computed at a stage's end.
+    weight
+        [passes]: how many passes of the whole each one stands for.
+    mean_demanded
+        [passes, stages, items]: probability that the item is demanded in a pass of this kind, from
+        more data than the scenarios themselves; None where there is no better estimate.
+    """
+
+    prologue_ns: Int64
+    lead_ns: Int64
+    demand: Int32
+    work_ns: Int64
+    epilogue_ns: Int64
+    weight: Int64
+    mean_demanded: npt.NDArray[np.float64] | None = None
+
+    def __post_init__(self) -> None:
+        passes, stages, _ = self.demand.shape
+        for name in ("prologue_ns", "lead_ns", "epilogue_ns"):
+            if getattr(self, name).shape != (passes, stages):
+                raise OptionError(f"scenarios: {name} is not [{passes}, {stages}]")
+        if self.work_ns.shape != self.demand.shape or self.weight.shape != (passes,):
+            raise OptionError("scenarios: work_ns or weight does not fit demand")
+        for name in ("prologue_ns", "lead_ns", "demand", "work_ns", "epilogue_ns", "weight"):
+            array = getattr(self, name)
+            if array.size and int(array.min()) < 0:
+                raise OptionError(f"scenarios: {name} has a negative entry")
+            array.setflags(write=False)
+        if bool((self.work_ns[self.demand == 0] != 0).any()):
+            raise OptionError("scenarios: work on an item that is not demanded")
+
+    @property
+    def passes(self) -> int:
+        """Number of passes."""
+        return int(self.demand.shape[0])
+
+    @cached_property
+    def order(self) -> list[list[list[tuple[int, int]]]]:
+        """[passes][stages]: demanded (item, work_ns), most rows first, ties by index."""
+        table: list[list[list[tuple[int, int]]]] = []
+        ranked = np.argsort(-self.demand, axis=2, kind="stable")
+        counts = (self.demand > 0).sum(axis=2)
+        for index in range(self.passes):
+            row = []
+            for stage in range(self.demand.shape[1]):
+                chosen = ranked[index, stage, : counts[index, stage]]
+                work = self.work_ns[index, stage, chosen]
+                row.append(list(zip(chosen.tolist(), work.tolist(), strict=True)))
+            table.append(row)
+        return table
+
+    @cached_property
+    def compute_ns(self) -> Int64:
+        """[passes, stages]: all computation of a stage."""
+        total: Int64 = self.prologue_ns + self.lead_ns + self.work_ns.sum(axis=2) + self.epilogue_ns
+        return total
+
+    def take(self, passes: npt.NDArray[np.int64] | list[int] | slice) -> Scenarios:
+        """Only these passes, in this order."""
+        mean = self.mean_demanded
+        return Scenarios(
+            self.prologue_ns[passes].copy(),
+            self.lead_ns[passes].copy(),
+            self.demand[passes].copy(),
+            self.work_ns[passes].copy(),
+            self.epilogue_ns[passes].copy(),
+            self.weight[passes].copy(),
+            None if mean is None else mean[passes].copy(),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What is to be decided: residents, prefetches and their order, and slots.
+
+    Attributes
+    ----------
+    stages
+        In the order in which every pass goes through them.
+    scenarios
+        What passes demand.
+    capacity_bytes
+        Memory for residents and slots.
+    slot_bytes
+        Memory of one slot for items; it holds the largest of them.
+
+    Notes
+    -----
+    A start slot takes the ``held_bytes`` of the largest start unit that is not resident.
+    """
+
+    stages: tuple[Stage, ...]
+    scenarios: Scenarios
+    capacity_bytes: int
+    slot_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.scenarios.demand.shape[1] != len(self.stages):
+            raise OptionError("scenarios and stages differ in number of stages")
+        if self.capacity_bytes < 0 or self.slot_bytes < 0:
+            raise OptionError("capacity or slot size is negative")
+        width = self.scenarios.demand.shape[2]
+        for index, stage in enumerate(self.stages):
+            if len(stage.items) > width:
+                raise OptionError(f"stage {index} has more items than the scenarios' arrays")
+            if self.scenarios.demand[:, index, len(stage.items) :].any():
+                raise OptionError(f"stage {index}: an item is demanded that does not exist")
+
+    def replace(self, **changes: Any) -> Problem:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    @cached_property
+    def copy_ns(self) -> Int64:
+        """[stages, items]: duration of each item's copy; 0 where there is no such item."""
+        table = np.zeros(self.scenarios.demand.shape[1:], dtype=np.int64)
+        for index, stage in enumerate(self.stages):
+            table[index, : len(stage.items)] = [item.copy_ns for item in stage.items]
+        return table
+
+    @cached_property
+    def item_bytes(self) -> Int64:
+        """[stages, items]: memory of each item as a resident."""
+        table = np.zeros(self.scenarios.demand.shape[1:], dtype=np.int64)
+        for index, stage in enumerate(self.stages):
+            table[index, : len(stage.items)] = [item.held_bytes for item in stage.items]
+        return table
+
+    @cached_property
+    def demanded(self) -> npt.NDArray[np.float64]:
+        """[passes, stages, items]: 1 where demanded, shifted so that its mean over the passes of
+        one kind is ``mean_demanded`` (a control variate); plain 0 and 1 without it."""
+        active: npt.NDArray[np.float64] = (self.scenarios.demand > 0).astype(np.float64)
+        mean = self.scenarios.mean_demanded
+        if mean is None:
+            return active
+        shifted = active.copy()
+        kinds: dict[bytes, list[int]] = {}
+        for index in range(len(active)):
+            kinds.setdefault(mean[index].tobytes(), []).append(index)
+        for members in kinds.values():
+            shifted[members] += mean[members[0]] - active[members].mean(axis=0)
+        return shifted

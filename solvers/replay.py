@@ -1,0 +1,166 @@
+"""Times a schedule on scenarios: the runtime's rules (docs/runtime.md), on a virtual clock.
+
+No solver and no choice in here. Compute is followed event by event; the copy channel is brought up
+to date whenever compute changes what it may do, unit by unit rather than chunk by chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from solvers.outcome import Schedule
+from solvers.problem import Problem
+from solvers.replay_channel import Channel, CopyPart
+
+__all__ = ["CopyPart", "DeadlockError", "Replay", "StageTimes", "replay"]
+
+
+class StageTimes(NamedTuple):
+    """Compute in one stage of one pass, for the record.
+
+    ``works`` holds (item, wait from, start, end) for each worked item, in order.
+    """
+
+    pass_index: int
+    stage: int
+    begin_ns: int
+    prologue_end_ns: int
+    start_ready_ns: int
+    lead_end_ns: int
+    works: tuple[tuple[int, int, int, int], ...]
+    end_ns: int
+
+
+class DeadlockError(Exception):
+    """Compute waits for a copy that can never start: the checker refuses such a schedule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What a schedule does on scenarios.
+
+    Attributes
+    ----------
+    pass_end_ns
+        [passes]: when each pass ends; the first begins at 0.
+    wait_start_ns, wait_item_ns
+        [passes]: compute idle for start units, and for items.
+    copied_bytes
+        [passes]: bytes of the chunks that ended in each pass.
+    wasted_bytes
+        Bytes of prefetches that were dropped.
+    stages, copies
+        The record, where it was asked for.
+    """
+
+    pass_end_ns: npt.NDArray[np.int64]
+    wait_start_ns: npt.NDArray[np.int64]
+    wait_item_ns: npt.NDArray[np.int64]
+    copied_bytes: npt.NDArray[np.int64]
+    wasted_bytes: int
+    stages: tuple[StageTimes, ...] = ()
+    copies: tuple[CopyPart, ...] = ()
+
+    @property
+    def pass_ns(self) -> npt.NDArray[np.int64]:
+        """[passes]: duration of each pass."""
+        return np.diff(self.pass_end_ns, prepend=0)
+
+    def weighted_ns(self, weight: npt.NDArray[np.int64]) -> int:
+        """Time of the whole that the passes stand for."""
+        return int((self.pass_ns * weight).sum())
+
+
+def replay(problem: Problem, schedule: Schedule, *, record: bool = False) -> Replay:
+    """Run ``schedule`` over all passes of ``problem``.
+
+    Parameters
+    ----------
+    problem, schedule
+        What runs; the schedule has passed the checker.
+    record
+        Keep every step and copy, for a timeline.
+
+    Raises
+    ------
+    DeadlockError
+        If compute waits for a copy that can never start.
+    """
+    scenarios = problem.scenarios
+    passes, count = scenarios.passes, len(problem.stages)
+    channel = Channel(problem, schedule, record)
+    streams_start = [
+        stage.start is not None and not choice.start_resident
+        for stage, choice in zip(problem.stages, schedule.stages, strict=True)
+    ]
+    residents = [frozenset(choice.resident) for choice in schedule.stages]
+    prologue, lead = scenarios.prologue_ns.tolist(), scenarios.lead_ns.tolist()
+    epilogue, order = scenarios.epilogue_ns.tolist(), scenarios.order
+    ends: list[int] = []
+    copied: list[int] = []
+    waits_start, waits_item = [0] * passes, [0] * passes
+    stages: list[StageTimes] = []
+    now = 0
+    for index in range(passes):
+        for stage in range(count):
+            here = index * count + stage
+            begin = now
+            now += prologue[index][stage]
+            prologue_end = now
+            if streams_start[stage]:
+                now = _arrived(channel.wait_start(here, now), index, stage, "the start unit")
+                waits_start[index] += now - prologue_end
+            start_ready = now
+            now += lead[index][stage]
+            lead_end = now
+            active = order[index][stage]
+            resident = residents[stage]
+            queued = channel.demand_known(here, now, active)
+            waiting = frozenset(queued)
+            works: list[tuple[int, int, int, int]] = []
+            for item, work in active:
+                if item in waiting:
+                    continue
+                start = now
+                now += work
+                if item not in resident:
+                    channel.release(stage, item, now)
+                if record:
+                    works.append((item, start, start, now))
+            if queued:
+                work_of = dict(active)
+                for item in queued:
+                    asked = now
+                    start = _arrived(channel.wait_item(item, now), index, stage, f"item {item}")
+                    waits_item[index] += start - asked
+                    now = start + work_of[item]
+                    channel.release(stage, item, now)
+                    if record:
+                        works.append((item, asked, start, now))
+            now += epilogue[index][stage]
+            channel.stage_ended(now)
+            if record:
+                marks = (begin, prologue_end, start_ready, lead_end)
+                stages.append(StageTimes(index, stage, *marks, tuple(works), now))
+        ends.append(now)
+        copied.append(channel.ended_bytes(now))
+    by_pass = np.diff(np.array(copied, dtype=np.int64), prepend=0)
+    return Replay(
+        np.array(ends, dtype=np.int64),
+        np.array(waits_start, dtype=np.int64),
+        np.array(waits_item, dtype=np.int64),
+        by_pass,
+        channel.wasted_bytes,
+        tuple(stages),
+        tuple(part for part in channel.parts or () if part.start_ns < now),
+    )
+
+
+def _arrived(at: int | None, index: int, stage: int, what: str) -> int:
+    if at is None:
+        raise DeadlockError(f"pass {index}, stage {stage}: {what} can never be copied")
+    return at

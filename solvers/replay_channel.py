@@ -1,0 +1,284 @@
+"""The copy channel of the replay: what it copies, and when (docs/runtime.md, "Copies")."""
+
+from __future__ import annotations
+
+import heapq
+from typing import NamedTuple
+
+from solvers.outcome import Schedule
+from solvers.problem import Problem, Unit
+
+__all__ = ["Channel", "CopyPart"]
+
+_START = -1
+"""Item number of a start unit."""
+
+
+class CopyPart(NamedTuple):
+    """One uninterrupted piece of a copy: ``kind`` is ``start``, ``prefetch`` or ``demand``."""
+
+    kind: str
+    pass_index: int
+    stage: int
+    item: int
+    start_ns: int
+    end_ns: int
+    size_bytes: int
+
+
+class _Copy:
+    """A copy under way; ``left`` chunks have not begun yet. ``here`` counts stages through all
+    passes. A copy that was given up has the kind ``dropped``."""
+
+    __slots__ = ("begun_bytes", "here", "item", "kind", "left", "unit")
+
+    def __init__(self, kind: str, here: int, item: int, unit: Unit) -> None:
+        self.kind = kind
+        self.here = here
+        self.item = item
+        self.unit = unit
+        self.left = unit.chunks
+        self.begun_bytes = 0
+
+
+class Channel:
+    """State of the channel and of all slots.
+
+    The channel chooses next at ``_now``; everything before that is settled. A chunk that is still
+    on the channel (``_flight``) ends then.
+    """
+
+    def __init__(self, problem: Problem, schedule: Schedule, record: bool) -> None:
+        self._stages = problem.stages
+        self._count = len(problem.stages)
+        self._total = self._count * problem.scenarios.passes
+        self._resident = [frozenset(choice.resident) for choice in schedule.stages]
+        self._streams_start = [
+            stage.start is not None and not choice.start_resident
+            for stage, choice in zip(problem.stages, schedule.stages, strict=True)
+        ]
+        self._chain_items = [
+            ([_START] if streams else []) + list(choice.prefetch)
+            for streams, choice in zip(self._streams_start, schedule.stages, strict=True)
+        ]
+        self._lru = schedule.eviction == "lru"
+        self._reserve = schedule.reserve
+        self._free = schedule.slots
+        self._free_start = schedule.start_slots
+        self._now = 0
+        self._current = 0  # compute's stage, counted through all passes
+        self._cursor = 0  # the chain's stage, likewise
+        self._position = 0  # and its place in that stage's list
+        self._chain: _Copy | None = None
+        self._queue: list[_Copy] = []
+        self._head = 0
+        self._flight: _Copy | None = None
+        self._flight_bytes = 0
+        self._item_ended: dict[int, int] = {}  # of the current stage's demand
+        self._start_ended: dict[int, int] = {}
+        self._prefetched: list[set[int]] = [set() for _ in range(self._count)]
+        self._cached: dict[tuple[int, int], int] = {}  # what may be evicted -> its age
+        self._ages: list[tuple[int, int, int]] = []
+        self._bytes = 0
+        self.wasted_bytes = 0
+        self.parts: list[CopyPart] | None = [] if record else None
+        self._last: tuple[_Copy, str] | None = None
+
+    # What compute tells and asks the channel ---------------------------------------------------
+
+    def wait_start(self, here: int, now: int) -> int | None:
+        """When the start unit of a stage is there, ``now`` at the earliest; None if never."""
+        self._advance(now)
+        while here not in self._start_ended:
+            if not self._run(None):
+                return None
+        return max(self._start_ended.pop(here), now)
+
+    def wait_item(self, item: int, now: int) -> int | None:
+        """When a demanded item is there, ``now`` at the earliest; None if never."""
+        self._advance(now)
+        while item not in self._item_ended:
+            if not self._run(None):
+                return None
+        return max(self._item_ended[item], now)
+
+    def release(self, stage: int, item: int, now: int) -> None:
+        """The work on an item that lies in a slot has ended."""
+        self._advance(now)
+        self._leave(stage, item, now)
+        self._now = max(self._now, now)
+
+    def stage_ended(self, now: int) -> None:
+        """Compute goes on to the next stage."""
+        self._advance(now)
+        self._current += 1
+        self._now = max(self._now, now)
+
+    def demand_known(self, here: int, now: int, active: list[tuple[int, int]]) -> list[int]:
+        """The lead has ended: drops what is not demanded, and queues what is missing.
+
+        Returns the queued items in the order of the queue; the other active ones are ready.
+        """
+        self._advance(now)
+        stage = here % self._count
+        if self._streams_start[stage]:
+            self._free_start += 1
+        partial = self._chain if self._chain is not None and self._chain.here == here else None
+        if self._cursor == here:
+            self._cursor, self._position, self._chain = here + 1, 0, None
+        self._queue, self._head = [], 0
+        self._item_ended = {}
+        wanted = {item for item, _ in active}
+        if partial is not None:
+            if partial.item in wanted:
+                partial.kind = "demand"
+                self._queue.append(partial)
+            else:
+                partial.kind = "dropped"
+                self.wasted_bytes += partial.begun_bytes
+                self._free += 1
+        copied = self._prefetched[stage]
+        items = self._stages[stage].items
+        if copied:
+            self._prefetched[stage] = set()
+            for item in copied - wanted:
+                self.wasted_bytes += items[item].size_bytes
+                self._leave(stage, item, now)
+        resident = self._resident[stage]
+        for item, _ in active:
+            if item in resident or item in copied or (partial and item == partial.item):
+                continue
+            if (stage, item) in self._cached:
+                del self._cached[stage, item]
+            else:
+                self._queue.append(_Copy("demand", here, item, items[item]))
+        self._now = max(self._now, now)
+        return [copy.item for copy in self._queue]
+
+    def ended_bytes(self, now: int) -> int:
+        """Bytes of all chunks that ended by ``now``."""
+        self._advance(now)
+        return self._bytes - (self._flight_bytes if self._now > now else 0)
+
+    # Slots -------------------------------------------------------------------------------------
+
+    def _leave(self, stage: int, item: int, now: int) -> None:
+        """An item's slot is needed no longer."""
+        if self._lru:
+            self._cached[stage, item] = now
+            heapq.heappush(self._ages, (now, stage, item))
+        else:
+            self._free += 1
+
+    def _take_slot(self) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        while True:
+            age, stage, item = heapq.heappop(self._ages)
+            if self._cached.get((stage, item)) == age:
+                del self._cached[stage, item]
+                return
+
+    # The channel's own clock -------------------------------------------------------------------
+
+    def _advance(self, limit: int) -> None:
+        """Settle everything that the channel chooses before ``limit`` and that ends by then."""
+        while self._now < limit:
+            if not self._run(limit):
+                return
+        if self._now == limit:
+            self._land()
+
+    def _run(self, limit: int | None) -> bool:
+        """One choice: copies the chosen unit until it ends, or the chunks begun before ``limit``.
+
+        Returns False where no unit may start.
+        """
+        self._land()
+        copy = self._choose()
+        if copy is None:
+            return False
+        unit, now, left = copy.unit, self._now, copy.left
+        begun = left
+        if limit is not None and unit.chunk_ns:
+            begun = min(left, -(-(limit - now) // unit.chunk_ns))
+        rest = unit.size_bytes - copy.begun_bytes
+        if begun == left:
+            size, flying = rest, rest - (left - 1) * unit.chunk_bytes
+            self._now = now + (left - 1) * unit.chunk_ns + unit.last_ns
+        else:
+            size, flying = begun * unit.chunk_bytes, unit.chunk_bytes
+            self._now = now + begun * unit.chunk_ns
+        copy.left -= begun
+        copy.begun_bytes += size
+        self._bytes += size
+        self._flight, self._flight_bytes = copy, flying
+        if self.parts is not None:
+            self._note(copy, now, size)
+        if limit is None or self._now <= limit:
+            self._land()
+        return True
+
+    def _land(self) -> None:
+        """The chunk on the channel has ended."""
+        copy, self._flight = self._flight, None
+        if copy is None or copy.left:
+            return
+        if copy.kind == "demand":
+            self._item_ended[copy.item] = self._now
+            self._head += 1
+        elif copy.kind != "dropped":
+            if copy.kind == "start":
+                self._start_ended[copy.here] = self._now
+            else:
+                self._prefetched[copy.here % self._count].add(copy.item)
+            self._chain = None
+            self._position += 1
+
+    def _choose(self) -> _Copy | None:
+        if self._head < len(self._queue):
+            copy = self._queue[self._head]
+            if copy.begun_bytes or copy.left < copy.unit.chunks:
+                return copy
+            if self._free or self._cached:
+                self._take_slot()
+                return copy
+        if self._chain is None:
+            self._chain = self._next_of_chain()
+        return self._chain
+
+    def _next_of_chain(self) -> _Copy | None:
+        last = min(self._total, self._current + self._count)
+        while self._cursor < last:
+            stage = self._cursor % self._count
+            items = self._chain_items[stage]
+            if self._position >= len(items):
+                self._cursor, self._position = self._cursor + 1, 0
+                continue
+            item = items[self._position]
+            if item == _START:
+                start = self._stages[stage].start
+                if not self._free_start or start is None:
+                    return None
+                self._free_start -= 1
+                return _Copy("start", self._cursor, item, start)
+            if (stage, item) in self._cached:
+                self._position += 1
+                continue
+            if self._free + len(self._cached) <= self._reserve:
+                return None
+            self._take_slot()
+            return _Copy("prefetch", self._cursor, item, self._stages[stage].items[item])
+        return None
+
+    def _note(self, copy: _Copy, start: int, size: int) -> None:
+        """Keep a part for the record, joined to the one before where the copy just goes on."""
+        if self.parts is None:
+            return
+        if self._last == (copy, copy.kind) and self.parts[-1].end_ns == start:
+            start, size = self.parts[-1].start_ns, self.parts[-1].size_bytes + size
+            self.parts.pop()
+        here, stage = divmod(copy.here, self._count)
+        self.parts.append(CopyPart(copy.kind, here, stage, copy.item, start, self._now, size))
+        self._last = (copy, copy.kind)
