@@ -38,4 +38,5 @@ def root(
     """Plan and run Mixture-of-Experts language models that do not fit in fast memory."""
 
 
+app.command("show")(look.show)
 app.command("schema")(look.schema)

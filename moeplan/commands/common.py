@@ -1,21 +1,150 @@
-"""What several commands share: the reporter of a call, and options that mean the same."""
+"""What several commands share: options that mean the same, and documents as JSON summaries."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from moeplan.output import Reporter
+from moeplan.words import decode_tokens_per_second, tokens_per_second
+from planner.documents import (
+    ModelSpec,
+    Plan,
+    Trace,
+    Workload,
+    document_hash,
+    load_document,
+)
+from solvers.errors import DocumentError
 
-__all__ = ["Json", "reporter_of"]
+__all__ = [
+    "Json",
+    "Memory",
+    "NewTokens",
+    "ProfileFolder",
+    "PromptTokens",
+    "Requests",
+    "Seed",
+    "TimeLimit",
+    "model_of",
+    "plain",
+    "plan_summary",
+    "reporter_of",
+    "trace_summary",
+    "workload_of",
+]
 
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")
 ]
+Memory = Annotated[str, typer.Option("--memory", help="Device budget: 600MiB, 1.5GB or bytes.")]
+ProfileFolder = Annotated[
+    Path, typer.Argument(metavar="PROFILE_DIR", help="A folder that 'moeplan profile' made.")
+]
+Requests = Annotated[int, typer.Option("--requests", min=1, help="How many sequences.")]
+PromptTokens = Annotated[int, typer.Option("--prompt-tokens", min=1, help="The longest prompt.")]
+NewTokens = Annotated[int, typer.Option("--new-tokens", min=1, help="New tokens for each.")]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option("--time-limit", min=0.001, help="Seconds for a solver that searches (10)."),
+]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=2**31 - 1, help="Seed of what is random.")]
 
 
 def reporter_of(ctx: typer.Context) -> Reporter:
     """The reporter that ``main`` made for this call."""
     reporter: Reporter = ctx.obj
     return reporter
+
+
+def workload_of(requests: int, prompt_tokens: int, new_tokens: int) -> Workload:
+    """The workload document of three options."""
+    return Workload(requests=requests, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
+
+
+def model_of(plan: Plan) -> ModelSpec | None:
+    """The plan's own model, from its profile folder; None where that is gone or has changed."""
+    path = Path(plan.locations.profile) / "model.json"
+    if not path.is_file():
+        return None
+    try:
+        model = load_document(ModelSpec, path)
+    except DocumentError:
+        return None
+    same = document_hash(model) == plan.inputs.model
+    return model if same and len(model.layers) == len(plan.policy.layers) else None
+
+
+def plain(value: Any) -> Any:
+    """Plain JSON values of (nested) dataclasses, tuples and paths."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def plan_summary(plan: Plan) -> dict[str, Any]:
+    """What scripts ask of a plan: everything but its timeline."""
+    policy, predicted = plan.policy, plan.predicted
+    return {
+        "n_batches": policy.n_batches,
+        "batch_size": policy.batch_size,
+        "solver": plan.solver,
+        "stop": plan.stop,
+        "objective_name": plan.objective_name,
+        "objective": plan.objective,
+        "bound": plan.bound,
+        "bound_class": plan.bound_class,
+        "gap": plan.gap,
+        "predicted": {
+            "tokens_per_second": plain(predicted.tokens_per_second),
+            "decode_tokens_per_second": plain(predicted.decode_tokens_per_second),
+            "time_to_first_token_ns": predicted.time_to_first_token_ns,
+            "totals": plain(predicted.totals),
+        },
+        "memory": {
+            tier: {**plain(account), "peak_bytes": account.peak_bytes}
+            for tier, account in plan.memory.items()
+        },
+        "policy": {
+            "resident_experts": sum(len(layer.resident) for layer in policy.layers),
+            "prefetched_experts": sum(len(layer.prefetch) for layer in policy.layers),
+            "resident_dense_parts": sum(layer.dense_resident for layer in policy.layers),
+            "layers": len(policy.layers),
+            "resident_head_tiles": policy.resident_head_tiles,
+            "head_tiles": policy.head_tiles,
+            "slots": policy.slots,
+            "dense_slots": policy.dense_slots,
+            "reserve": policy.reserve,
+            "eviction": policy.eviction,
+            "chunk_bytes": policy.chunk_bytes,
+        },
+        "workload": plain(plan.workload),
+        "inputs": plain(plan.inputs),
+        "locations": plain(plan.locations),
+        "device": plan.device,
+        "dtype": plan.dtype,
+        "chosen_over": plan.chosen_over,
+        "notes": list(plan.notes),
+        "hash": document_hash(plan),
+    }
+
+
+def trace_summary(trace: Trace, sequences: int | None = None) -> dict[str, Any]:
+    """What scripts ask of a trace: everything but its timeline."""
+    decode = decode_tokens_per_second(trace, sequences) if sequences is not None else None
+    return {
+        "tokens_per_second": tokens_per_second(trace),
+        "decode_tokens_per_second": decode,
+        "device": trace.device,
+        "paced_bytes_per_second": trace.paced_bytes_per_second,
+        "plan_hash": trace.plan_hash,
+        "kept_passes": trace.kept_passes,
+        "totals": plain(trace.totals),
+    }

@@ -1,17 +1,33 @@
-"""Commands that only look: ``schema``."""
+"""Commands that only look at documents: ``show`` and ``schema``."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
-from moeplan.commands.common import Json, reporter_of
-from planner.documents import DOCUMENTS
-from solvers.errors import OptionError
+from moeplan.commands.common import Json, model_of, plan_summary, reporter_of, trace_summary
+from moeplan.options import check_output
+from moeplan.output import Reporter
+from moeplan.page import build_page
+from moeplan.terminal import draw_pass, pass_indices
+from moeplan.words import expert_map, explain_plan, explain_trace, memory_bars
+from planner.documents import (
+    DOCUMENTS,
+    ModelSpec,
+    Plan,
+    Timeline,
+    Trace,
+    document_hash,
+    load_document,
+    write_atomic,
+)
+from solvers.errors import DocumentError, OptionError, StaleError
 
-__all__ = ["document_schema", "schema"]
+__all__ = ["document_schema", "load_plan_or_trace", "schema", "show"]
 
 
 def document_schema(name: str) -> dict[str, Any]:
@@ -50,3 +66,127 @@ def schema(
     document = document_schema(name)
     reporter.show_text(json.dumps(document, indent=1))
     reporter.result(document)
+
+
+def load_plan_or_trace(path: Path) -> Plan | Trace:
+    """Whichever of the two the file holds.
+
+    Raises
+    ------
+    DocumentError
+        If it is neither.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DocumentError(f"{path}: no such file; a plan or a trace was expected") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DocumentError(f"{path}: cannot be read as JSON: {error}") from error
+    kind = value.get("kind") if isinstance(value, dict) else None
+    if kind == Plan.kind:
+        return load_document(Plan, path)
+    if kind == Trace.kind:
+        return load_document(Trace, path)
+    raise DocumentError(f"{path}: kind is {kind!r}; a plan or a trace was expected")
+
+
+def show(
+    ctx: typer.Context,
+    documents: Annotated[
+        list[Path],
+        typer.Argument(metavar="PLAN|TRACE...", help="A plan, a trace, or a plan and its trace."),
+    ],
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write the report as one HTML page.")
+    ] = None,
+    pass_index: Annotated[
+        int | None,
+        typer.Option("--pass", min=0, help="Pass to draw: 0 is prefill (the first decode pass)."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Explain a plan or a run: words, memory, and one pass as a timeline."""
+    reporter = reporter_of(ctx)
+    plan, trace = _plan_and_trace(documents)
+    if html is not None:
+        check_output(html, "--html", documents)
+    model = model_of(plan) if plan is not None else None
+    drawn = []
+    for name, timeline in (
+        ("predicted", plan.predicted.timeline if plan is not None else None),
+        ("measured", trace.timeline if trace is not None else None),
+    ):
+        if timeline is not None and pass_indices(timeline):
+            drawn.append((name, timeline, _pick_pass(timeline, pass_index, name)))
+    if not as_json:
+        if plan is not None:
+            _say(reporter, explain_plan(plan, model))
+            _memory(reporter, plan, model)
+        if trace is not None:
+            _say(reporter, explain_trace(trace, plan))
+        for name, timeline, index in drawn:
+            width = reporter.console.width
+            phase = "prefill" if index == 0 else f"pass {index}"
+            reporter.show(Text(f"\n{name}, {phase}", "bold"))
+            reporter.show(draw_pass(timeline, index, _head_layer(plan, timeline), width))
+    if html is not None:
+        write_atomic(html, build_page(plan, trace, model).encode())
+        reporter.show(Text(f"\nThe report is in {html}"))
+    reporter.result(
+        {
+            "plan": plan_summary(plan) if plan is not None else None,
+            "trace": trace_summary(trace, plan.workload.requests if plan is not None else None)
+            if trace is not None
+            else None,
+            "html": str(html) if html is not None else None,
+        }
+    )
+
+
+def _plan_and_trace(documents: list[Path]) -> tuple[Plan | None, Trace | None]:
+    plan: Plan | None = None
+    trace: Trace | None = None
+    for path in documents:
+        document = load_plan_or_trace(path)
+        if isinstance(document, Plan) and plan is None:
+            plan = document
+        elif isinstance(document, Trace) and trace is None:
+            trace = document
+        else:
+            raise OptionError(f"{path}: a second {document.kind}; give one plan and one trace")
+    if plan is not None and trace is not None and trace.plan_hash != document_hash(plan):
+        raise StaleError("plan", "the trace is of another plan's run; give the plan that was run")
+    return plan, trace
+
+
+def _pick_pass(timeline: Timeline, wanted: int | None, name: str) -> int:
+    there = pass_indices(timeline)
+    if wanted is None:
+        return there[1] if len(there) > 1 else there[0]
+    if wanted not in there:
+        raise OptionError(
+            f"--pass {wanted}: the {name} timeline has passes {there[0]} to {there[-1]}"
+        )
+    return wanted
+
+
+def _head_layer(plan: Plan | None, timeline: Timeline) -> int:
+    if plan is not None:
+        return len(plan.policy.layers)
+    return max((event.layer for event in timeline.events() if event.kind == "head"), default=-2)
+
+
+def _say(reporter: Reporter, paragraphs: list[str]) -> None:
+    for paragraph in paragraphs:
+        reporter.show(Text(paragraph + "\n"))
+
+
+def _memory(reporter: Reporter, plan: Plan, model: ModelSpec | None) -> None:
+    for tier, account in plan.memory.items():
+        reporter.show(Text(f"Memory of the {tier} at its peak", "bold"))
+        reporter.show(memory_bars(account.by_purpose, account.capacity_bytes))
+        reporter.show("")
+    if model is not None and max(layer.experts for layer in model.layers) <= 90:
+        reporter.show(Text("Experts, a row a layer", "bold"))
+        reporter.show(expert_map(plan, model))
+        reporter.show("")

@@ -1,0 +1,232 @@
+"""A plan or a trace in words and bars, for somebody who has to trust it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rich.table import Table
+from rich.text import Text
+
+from moeplan.output import human_bytes, human_time
+from planner.documents import ModelSpec, Plan, Trace
+
+__all__ = [
+    "PURPOSE_WORDS",
+    "decode_tokens_per_second",
+    "expert_map",
+    "explain_plan",
+    "explain_trace",
+    "memory_bars",
+    "tokens_per_second",
+]
+
+PURPOSE_WORDS: Mapping[str, str] = {
+    "dense": "dense parts that stay",
+    "dense_slots": "slots for dense parts",
+    "experts": "experts that stay",
+    "slots": "slots for experts",
+    "head": "head tiles that stay",
+    "kv": "KV at its longest",
+    "hidden": "hidden states",
+    "workspace": "workspace",
+    "logits": "logits",
+    "embedding": "embedding rows",
+    "final_norm": "final norm",
+    "read_buffers": "read buffers",
+}
+
+
+def tokens_per_second(trace: Trace) -> float:
+    """New tokens over the whole run, prefill included ("in all")."""
+    return trace.totals.new_tokens / max(trace.totals.wall_ns, 1) * 1e9
+
+
+def decode_tokens_per_second(trace: Trace, sequences: int) -> float | None:
+    """New tokens of decode passes over their time; None without a decode pass.
+
+    The first token of each of the ``sequences`` comes from prefill, so it is not counted.
+    """
+    totals = trace.totals
+    tokens = totals.new_tokens - sequences
+    return tokens / totals.decode_ns * 1e9 if totals.decode_ns and tokens > 0 else None
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}" + ("" if number == 1 else "s")
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.0f}%" if whole else "0%"
+
+
+def explain_plan(plan: Plan, model: ModelSpec | None = None) -> list[str]:
+    """Sentences about a plan, one paragraph an entry.
+
+    Parameters
+    ----------
+    plan
+        What to explain.
+    model
+        The plan's model, where it is at hand: with it, numbers of experts are shares.
+    """
+    return [_runs(plan), _keeps(plan, model), _promises(plan), _proof(plan), *plan.notes]
+
+
+def _runs(plan: Plan) -> str:
+    work, policy = plan.workload, plan.policy
+    group = policy.n_batches * policy.batch_size
+    groups = -(-work.requests // group)
+    name = plan.locations.checkpoint.rstrip("/").rsplit("/", 1)[-1]
+    return (
+        f"{name} in {plan.dtype} on {plan.device}: {_count(work.requests, 'request')}, prompts of "
+        f"up to {_count(work.prompt_tokens, 'token')}, {_count(work.new_tokens, 'new token')} "
+        f"each. They run in {_count(groups, 'group')} of n = {policy.n_batches} batches of b = "
+        f"{policy.batch_size}: weights that are copied for one layer serve "
+        f"{_count(min(group, work.requests), 'sequence')} at once."
+    )
+
+
+def _keeps(plan: Plan, model: ModelSpec | None) -> str:
+    policy = plan.policy
+    layers = len(policy.layers)
+    dense = sum(layer.dense_resident for layer in policy.layers)
+    resident = sum(len(layer.resident) for layer in policy.layers)
+    ahead = sum(len(layer.prefetch) for layer in policy.layers)
+    experts = sum(layer.experts for layer in model.layers) if model is not None else None
+    of_all = f" of {experts:,}" if experts is not None else ""
+    text = (
+        f"Always in memory: {resident:,}{of_all} experts, the dense parts of {dense} of {layers} "
+        f"layers, {policy.resident_head_tiles} of {policy.head_tiles} head tiles. "
+    )
+    if experts is not None and resident == experts:
+        return text + "No expert is ever copied again."
+    text += (
+        f"Copied in each pass before the router has spoken: {_count(ahead, 'expert')}"
+        f" ({ahead / layers:.1f} a layer); what else is chosen is copied on demand. "
+        f"{_count(policy.slots, 'slot')} for experts in flight"
+    )
+    if policy.reserve:
+        text += f", of which {policy.reserve} only for copies on demand"
+    kept = {
+        "none": "given back after use",
+        "lru": "kept until the room is needed (least recently used first)",
+    }[policy.eviction]
+    return f"{text}; {kept}. {_count(policy.dense_slots, 'slot')} for dense parts."
+
+
+def _promises(plan: Plan) -> str:
+    predicted = plan.predicted
+    totals, speed, decode = (
+        predicted.totals,
+        predicted.tokens_per_second,
+        predicted.decode_tokens_per_second,
+    )
+    inter, intra = totals.bubble_inter_layer_ns, totals.bubble_intra_layer_ns
+    return (
+        f"Predicted: {speed.value:.3g} tokens/s in all ({speed.low:.3g} to {speed.high:.3g}), "
+        f"{decode.value:.3g} in decode alone; first token after "
+        f"{human_time(predicted.time_to_first_token_ns)}; {human_time(totals.wall_ns)} for "
+        f"everything, {_share(totals.prefill_ns, totals.wall_ns)} of it prefill. It reads "
+        f"{human_bytes(totals.bytes_read)}. Compute waits {_share(inter + intra, totals.wall_ns)} "
+        f"of the time: {_share(inter, totals.wall_ns)} for dense parts, "
+        f"{_share(intra, totals.wall_ns)} for experts and the head."
+    )
+
+
+_STOP_WORDS = {
+    "optimal": "proved that it found the best",
+    "time_limit": "stopped at its time limit",
+    "rule": "is a rule and does not search",
+    "interrupted": "was interrupted",
+}
+_BOUND_WORDS = {
+    "plan": "no plan of this form can be better than",
+    "clairvoyant": "not even a plan that knew the routing could be better than",
+    "physical": "the bytes and the arithmetic alone need",
+}
+
+
+def _proof(plan: Plan) -> str:
+    text = f"Solver {plan.solver} {_STOP_WORDS[plan.stop]}; objective {plan.objective_name} "
+    text += f"{plan.objective:.4g}"
+    if plan.bound is not None and plan.bound_class is not None:
+        text += f"; {_BOUND_WORDS[plan.bound_class]} {plan.bound:.4g}"
+        if plan.gap is not None:
+            text += f" (gap {100 * plan.gap:.2f}%)"
+    others = [(value, name) for name, value in plan.chosen_over.items() if value > 0]
+    if others and plan.objective > 0:
+        compared = ", ".join(
+            f"{name} {value / plan.objective:.2f} times that" for value, name in sorted(others)
+        )
+        text += f". By the same yardstick: {compared}"
+    return text + "."
+
+
+def explain_trace(trace: Trace, plan: Plan | None = None) -> list[str]:
+    """Sentences about a run, beside what its plan promised where that is at hand."""
+    totals = trace.totals
+    inter, intra = totals.bubble_inter_layer_ns, totals.bubble_intra_layer_ns
+    pace = trace.paced_bytes_per_second
+    paced = f" (disk paced to {human_bytes(pace)}/s)" if pace is not None else ""
+    text = (
+        f"Measured on {trace.device}{paced}: {tokens_per_second(trace):.3g} tokens/s in all: "
+        f"{_count(totals.new_tokens, 'new token')} in {human_time(totals.wall_ns)}, "
+        f"{_share(totals.prefill_ns, totals.wall_ns)} of it prefill, in {totals.passes:,} "
+        f"{'pass' if totals.passes == 1 else 'passes'}. Read {human_bytes(totals.bytes_read)}, of "
+        "which "
+        f"{human_bytes(totals.wasted_prefetch_bytes)} were prefetched in vain. Compute waited "
+        f"{_share(inter + intra, totals.wall_ns)} of the time: {_share(inter, totals.wall_ns)} for "
+        f"dense parts, {_share(intra, totals.wall_ns)} for experts and the head. Device peak "
+        f"{human_bytes(totals.device_peak_bytes)} of {human_bytes(totals.device_budget_bytes)}; "
+        f"process peak {human_bytes(totals.process_peak_bytes)}."
+    )
+    paragraphs = [text]
+    if plan is not None:
+        promised = plan.predicted.tokens_per_second
+        measured = tokens_per_second(trace)
+        off = 100 * (measured / promised.value - 1) if promised.value else 0.0
+        way = "faster" if off >= 0 else "slower"
+        paragraphs.append(
+            f"Promised were {promised.value:.3g} tokens/s ({promised.low:.3g} to "
+            f"{promised.high:.3g}); the run was {abs(off):.0f}% {way}."
+        )
+    return paragraphs
+
+
+def memory_bars(by_purpose: Mapping[str, int], capacity_bytes: int, width: int = 40) -> Table:
+    """Bars of the memory that each purpose takes, largest first, against the budget."""
+    table = Table.grid(padding=(0, 2))
+    peak = sum(by_purpose.values())
+    largest = max([*by_purpose.values(), 1])
+    rows = sorted(by_purpose.items(), key=lambda item: -item[1])
+    for purpose, size in rows:
+        if size:
+            bar = "█" * max(round(width * size / largest), 0) or "▏"
+            table.add_row(PURPOSE_WORDS.get(purpose, purpose), human_bytes(size), Text(bar, "cyan"))
+    table.add_row(
+        Text("together", "bold"),
+        Text(human_bytes(peak), "bold"),
+        f"of {human_bytes(capacity_bytes)} ({_share(peak, capacity_bytes)})",
+    )
+    return table
+
+
+def expert_map(plan: Plan, model: ModelSpec) -> Text:
+    """One row a layer, one sign an expert: █ stays, ▒ copied ahead, · on demand."""
+    text = Text()
+    for index, line in enumerate(_map_lines(plan, model)):
+        text.append(f"{index:>4}  ", "dim")
+        for sign in line:
+            text.append(sign, {"█": "cyan", "▒": "yellow"}.get(sign, "dim"))
+        text.append("\n")
+    text.append("      █ stays  ▒ copied ahead  · on demand", "dim")
+    return text
+
+
+def _map_lines(plan: Plan, model: ModelSpec) -> Iterator[str]:
+    for layer, spec in zip(plan.policy.layers, model.layers, strict=True):
+        resident, ahead = set(layer.resident), set(layer.prefetch)
+        yield "".join(
+            "█" if expert in resident else "▒" if expert in ahead else "·"
+            for expert in range(spec.experts)
+        )

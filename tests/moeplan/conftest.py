@@ -1,0 +1,145 @@
+"""Hand-made documents: a plan of two layers with four experts each, and the trace of its run."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.documents import (
+    Event,
+    Inputs,
+    LayerPolicy,
+    Locations,
+    MemoryAccount,
+    Plan,
+    Policy,
+    Predicted,
+    PredictedTotals,
+    Range,
+    Timeline,
+    Trace,
+    TraceTotals,
+    Workload,
+    document_hash,
+)
+
+MS = 1_000_000
+
+
+def one_pass(index: int, at: int, slow: int = 1) -> list[Event]:
+    """A pass of 20 ms (times ``slow``): per layer attention 2, router 1, experts 2 x 2, and in
+    layer 1 a wait of 3 for a copy on demand of 4; then the head."""
+    rows = [
+        Event("embed", "compute", index, -1, -1, 0, 1, 4, 0),
+        Event("attention", "compute", index, 0, 0, 1, 3, 4, 0),
+        Event("router", "compute", index, 0, -1, 3, 4, 4, 0),
+        Event("expert", "compute", index, 0, 1, 4, 6, 3, 0),
+        Event("expert", "compute", index, 0, 2, 6, 8, 1, 0),
+        Event("attention", "compute", index, 1, 0, 8, 10, 4, 0),
+        Event("router", "compute", index, 1, -1, 10, 11, 4, 0),
+        Event("wait_expert", "compute", index, 1, 3, 11, 14, 0, 0),
+        Event("expert", "compute", index, 1, 3, 14, 16, 4, 0),
+        Event("head", "compute", index, 2, 0, 16, 19, 4, 0),
+        Event("sample", "compute", index, 2, -1, 19, 20, 4, 0),
+        Event("copy_prefetch", "disk", index, 0, 2, 0, 5, 0, 4096),
+        Event("copy_demand", "disk", index, 1, 3, 11, 14, 0, 4096),
+    ]
+    return [
+        row._replace(start_ns=at + row.start_ns * slow * MS, end_ns=at + row.end_ns * slow * MS)
+        for row in rows
+    ]
+
+
+def sums(events: list[Event]) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for event in events:
+        totals[event.kind] = totals.get(event.kind, 0) + event.end_ns - event.start_ns
+    return totals
+
+
+@pytest.fixture
+def plan() -> Plan:
+    """Four requests in one group of 2 x 2, two new tokens each: two passes of 20 ms."""
+    events = one_pass(0, 0) + one_pass(1, 20 * MS)
+    return Plan(
+        solver="cpsat",
+        stop="time_limit",
+        objective_name="throughput",
+        objective=5_000_000.0,
+        bound=4_800_000.0,
+        bound_class="plan",
+        gap=0.04,
+        inputs=Inputs("a" * 64, "b" * 64, "c" * 64, "d" * 64, "e" * 64, None),
+        locations=Locations("/nowhere/profile", "/nowhere/tiny-moe", None),
+        workload=Workload(requests=4, prompt_tokens=8, new_tokens=2),
+        device="cpu",
+        dtype="float32",
+        policy=Policy(
+            n_batches=2,
+            batch_size=2,
+            layers=(LayerPolicy(True, (1,), (2,)), LayerPolicy(True, (), (0,))),
+            head_tile_rows=64,
+            head_tiles=1,
+            resident_head_tiles=1,
+            slots=3,
+            dense_slots=0,
+            reserve=1,
+            eviction="none",
+            chunk_bytes=4096,
+        ),
+        memory={
+            "device": MemoryAccount(
+                1_000_000, {"dense": 300_000, "experts": 100_000, "slots": 300_000, "kv": 90_000}
+            )
+        },
+        predicted=Predicted(
+            tokens_per_second=Range(200.0, 180.0, 210.0),  # 8 tokens in 40 ms
+            decode_tokens_per_second=Range(200.0, 180.0, 210.0),
+            time_to_first_token_ns=20 * MS,
+            totals=PredictedTotals(
+                wall_ns=40 * MS,
+                prefill_ns=20 * MS,
+                decode_ns=20 * MS,
+                bytes_read=16_384,
+                bubble_inter_layer_ns=0,
+                bubble_intra_layer_ns=6 * MS,
+                duration_by_kind_ns=sums(events),
+            ),
+            timeline=Timeline.of(events),
+        ),
+        chosen_over={"all-experts": 10_000_000.0, "klotski": 6_000_000.0},
+        notes=("n = 2 because the copy of one expert takes as long as two batches.",),
+    )
+
+
+@pytest.fixture
+def trace(plan: Plan) -> Trace:
+    """The run of that plan at half its speed: two passes of 40 ms, so 100 tokens/s."""
+    events = one_pass(0, 0, slow=2) + one_pass(1, 40 * MS, slow=2)
+    counts: dict[str, int] = {}
+    for event in events:
+        counts[event.kind] = counts.get(event.kind, 0) + 1
+    return Trace(
+        plan_hash=document_hash(plan),
+        device="cpu",
+        paced_bytes_per_second=None,
+        kept_passes=2,
+        totals=TraceTotals(
+            wall_ns=80 * MS,
+            prefill_ns=40 * MS,
+            decode_ns=40 * MS,
+            prompt_tokens=32,
+            new_tokens=8,
+            passes=2,
+            bytes_read=16_384,
+            wasted_prefetch_bytes=4096,
+            bubble_inter_layer_ns=0,
+            bubble_intra_layer_ns=12 * MS,
+            duration_by_kind_ns=sums(events),  # type: ignore[arg-type]
+            count_by_kind=counts,  # type: ignore[arg-type]
+            pass_ns=(40 * MS, 40 * MS),
+            device_peak_bytes=790_000,
+            device_budget_bytes=1_000_000,
+            process_peak_bytes=300_000_000,
+        ),
+        timeline=Timeline.of(events),
+    )

@@ -1,0 +1,251 @@
+"""Words, the terminal timeline and the HTML page, on hand-made documents."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from moeplan import cli
+from moeplan.page import KIND_GROUPS, MOST_EVENTS, build_page
+from moeplan.terminal import LOOKS, draw_pass, lane_signs, pass_events, pass_indices
+from moeplan.words import (
+    decode_tokens_per_second,
+    explain_plan,
+    explain_trace,
+    memory_bars,
+    tokens_per_second,
+)
+from planner.documents import Event, Locations, Plan, Timeline, Trace, write_document
+from planner.documents.timeline import EventKind
+
+MS = 1_000_000
+
+
+def signs(timeline: Timeline, channel: str, width: int) -> str:
+    events, start, end = pass_events(timeline, 0)
+    own = [event for event in events if event.channel == channel]
+    return "".join(look.sign if look else " " for look in lane_signs(own, start, end, width))
+
+
+def test_a_lane_is_drawn_slice_by_slice(plan: Plan) -> None:
+    # twenty slices of 1 ms: embed 1, attention 2, router 1, experts 4, attention 2, router 1,
+    # wait 3, expert 2, head 3, sample 1 (conftest)
+    assert signs(plan.predicted.timeline, "compute", 20) == "◆▓▓▒████▓▓▒···██◆◆◆◆"
+    # a prefetch of 5 ms at the start and a copy on demand of 3 ms at 11 ms
+    assert signs(plan.predicted.timeline, "disk", 20) == "▓▓▓▓▓      ███      "
+
+
+def test_a_slice_shows_what_fills_most_of_it() -> None:
+    # ten ms in two slices: of the first 3 ms are an expert and 2 ms are idle; of the second 2 ms
+    # are an expert and 3 ms idle
+    events = [
+        Event("expert", "compute", 0, 0, 0, 0, 3 * MS, 1, 0),
+        Event("expert", "compute", 0, 0, 1, 8 * MS, 10 * MS, 1, 0),
+    ]
+    assert [look is not None for look in lane_signs(events, 0, 10 * MS, 2)] == [True, False]
+
+
+def test_copies_of_other_passes_show_where_they_happen(plan: Plan) -> None:
+    # pass 1 computes from 20 to 40 ms; a copy that belongs to pass 2 already runs inside it
+    late = Event("copy_dense", "disk", 2, 0, -1, 38 * MS, 42 * MS, 0, 4096)
+    timeline = Timeline.of([*plan.predicted.timeline.events(), late])
+    assert pass_indices(timeline) == [0, 1]
+    events, start, end = pass_events(timeline, 1)
+    assert (start, end) == (20 * MS, 40 * MS)
+    assert late in events
+
+
+def test_a_pass_is_drawn_with_its_layers_and_a_legend(plan: Plan) -> None:
+    text = draw_pass(plan.predicted.timeline, 0, head_layer=2, width=70).plain
+    ruler, compute, disk, axis, *legend = text.splitlines()
+    # 60 columns for 20 ms: layer 0 begins at 1 ms, layer 1 at 8 ms, the head at 16 ms
+    assert ruler.index("L0") == 10 + 3
+    assert ruler.index("L1") == 10 + 24
+    assert ruler.index("head") == 10 + 48
+    assert compute.startswith("compute   ◆")
+    assert disk.startswith("disk      ▓")
+    assert axis.endswith("20 ms")
+    words = " ".join(legend)
+    assert "bubble: compute waits" in words
+    assert "copy on demand" in words
+    assert "copy of dense parts" not in words  # there is none in this pass
+
+
+def test_every_event_kind_has_a_look_and_a_colour() -> None:
+    kinds = set(EventKind.__args__)
+    assert {kind for look in LOOKS for kind in look.kinds} == kinds
+    assert set(KIND_GROUPS) == kinds
+
+
+def test_a_plan_in_words(plan: Plan) -> None:
+    text = "\n".join(explain_plan(plan))
+    for said in (
+        "tiny-moe in float32 on cpu: 4 requests",
+        "1 group of n = 2 batches of b = 2",
+        "1 experts, the dense parts of 2 of 2 layers, 1 of 1 head tiles",
+        "before the router has spoken: 2 experts (1.0 a layer)",
+        "3 slots for experts in flight, of which 1 only for copies on demand",
+        "200 tokens/s in all (180 to 210)",
+        "waits 15% of the time: 0% for dense parts, 15% for experts",  # 6 of 40 ms
+        "stopped at its time limit",
+        "gap 4.00%",
+        "klotski 1.20 times that, all-experts 2.00 times that",  # 6 and 10 over 5
+        "as long as two batches",
+    ):
+        assert said in text, said
+
+
+def test_a_run_in_words(plan: Plan, trace: Trace) -> None:
+    assert tokens_per_second(trace) == pytest.approx(100.0)  # 8 tokens in 80 ms
+    assert decode_tokens_per_second(trace, 4) == pytest.approx(100.0)  # 4 tokens in 40 ms
+    assert decode_tokens_per_second(trace, 8) is None  # all tokens came from prefill
+    text = "\n".join(explain_trace(trace, plan))
+    assert "100 tokens/s in all: 8 new tokens in 80 ms, 50% of it prefill, in 2 passes" in text
+    assert "the run was 50% slower" in text
+    paced = dataclasses.replace(trace, paced_bytes_per_second=2**20)
+    assert "disk paced to 1.0 MiB/s" in explain_trace(paced)[0]
+
+
+def test_memory_bars_are_in_proportion() -> None:
+    from rich.console import Console
+
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(memory_bars({"kv": 1024, "experts": 4096, "logits": 0}, 10_240, width=40))
+    console.file.close()
+    lines = console.export_text().splitlines()
+    assert [line.count("█") for line in lines] == [40, 10, 0]
+    assert "5.0 KiB" in lines[-1]
+    assert "of 10.0 KiB (50%)" in lines[-1]
+    assert not any("logits" in line for line in lines)
+
+
+class _Page(HTMLParser):
+    """Collects what a page would load, and its scripts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[tuple[str, str]] = []
+        self.scripts: list[str] = []
+        self._in_script = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._in_script = tag == "script"
+        if tag == "script":
+            self.scripts.append("")
+        for name, value in attrs:
+            if name in ("src", "href", "srcset", "action"):
+                self.loads.append((tag, value or ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_script = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_script:
+            self.scripts[-1] += data
+
+
+def parsed(page: str) -> _Page:
+    parser = _Page()
+    parser.feed(page)
+    parser.close()
+    return parser
+
+
+def test_the_page_loads_nothing(plan: Plan, trace: Trace) -> None:
+    page = build_page(plan, trace)
+    assert parsed(page).loads == []
+    assert not re.search(r"https?://|url\(|@import|\bimport\(|fetch\(", page)
+    assert "{{" not in page
+
+
+def test_the_page_holds_both_timelines(plan: Plan, trace: Trace) -> None:
+    data = json.loads(parsed(build_page(plan, trace)).scripts[0])
+    assert [track["name"] for track in data["tracks"]] == ["Predicted", "Measured"]
+    predicted, measured = data["tracks"]
+    assert predicted["lanes"] == ["compute", "disk"]
+    assert predicted["passes"] == [[0, 0, 20 * MS], [1, 20 * MS, 40 * MS]]
+    assert measured["passes"] == [[0, 0, 40 * MS], [1, 40 * MS, 80 * MS]]
+    assert len(predicted["events"]["start"]) == 26
+    assert data["experts"]["rows"][0]["mark"] == "-rp"  # experts 0 to 2 are all that is known
+    assert data["experts"]["rows"][0]["tokens"] == [0, 6, 2]  # two passes of 3 and 1 rows
+    assert data["experts"]["rows"][1]["mark"] == "p---"
+    assert data["experts"]["rows"][1]["tokens"] == [0, 0, 0, 8]
+
+
+def test_names_cannot_break_out_of_the_page(plan: Plan) -> None:
+    evil = "</script><script>alert(1)</script><img src=x>"
+    plan = dataclasses.replace(
+        plan, locations=Locations("/p", f"/{evil}", None), notes=(evil, "{{data}}")
+    )
+    page = build_page(plan, None)
+    parser = parsed(page)
+    assert len(parser.scripts) == 2
+    assert parser.loads == []
+
+
+def test_a_long_timeline_is_cut_at_a_pass_and_said_so(plan: Plan) -> None:
+    events = list(plan.predicted.timeline.events())[:11]
+    many = []
+    for index in range(MOST_EVENTS // 11 + 2):
+        shift = index * 20 * MS
+        many += [
+            e._replace(pass_index=index, start_ns=e.start_ns + shift, end_ns=e.end_ns + shift)
+            for e in events
+        ]
+    long = dataclasses.replace(
+        plan, predicted=dataclasses.replace(plan.predicted, timeline=Timeline.of(many))
+    )
+    page = build_page(long, None)
+    data = json.loads(parsed(page).scripts[0])
+    kept = len(data["tracks"][0]["events"]["start"])
+    assert kept <= MOST_EVENTS
+    assert kept % 11 == 0  # whole passes
+    assert "Only the first passes of the predicted timeline" in page
+
+
+def test_show_prints_and_writes(
+    plan: Plan, trace: Trace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_document(plan, tmp_path / "plan.json")
+    write_document(trace, tmp_path / "trace.json")
+    files = [str(tmp_path / "trace.json"), str(tmp_path / "plan.json")]
+    html = tmp_path / "report.html"
+    assert cli.main(["show", *files, "--html", str(html)]) == 0
+    out = capsys.readouterr().out
+    assert "predicted, pass 1" in out
+    assert "measured, pass 1" in out
+    assert "Promised were 200 tokens/s" in out
+    assert html.read_text().startswith("<!doctype html>")
+    assert cli.main(["show", *files, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["plan"]["memory"]["device"]["peak_bytes"] == 790_000
+    assert document["trace"]["tokens_per_second"] == pytest.approx(100.0)
+
+
+def test_show_refuses_what_does_not_fit(
+    plan: Plan, trace: Trace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other, run = tmp_path / "a.json", tmp_path / "b.json", tmp_path / "t.json"
+    write_document(plan, one)
+    write_document(dataclasses.replace(plan, seed=7), other)
+    write_document(trace, run)
+    before = one.read_bytes()
+    for argv, said in (
+        ([one, other], "a second plan"),
+        ([other, run], "another plan's run"),
+        ([one, "--html", one], "one of the inputs"),
+        ([one, "--pass", "5"], "has passes 0 to 1"),
+        ([tmp_path / "none.json"], "no such file"),
+        ([tmp_path], "cannot be read"),
+    ):
+        assert cli.main(["show", *map(str, argv)]) == 2
+        out, err = capsys.readouterr()
+        assert said in err
+        assert len(err.splitlines()) == 1
+        assert out == ""
+    assert one.read_bytes() == before
