@@ -250,3 +250,7 @@ class Plan(Document):
     chosen_over: dict[str, float]
     notes: tuple[str, ...]
     seed: Count = 0
+
+    def __post_init__(self) -> None:
+        if "device" not in self.memory:
+            raise ValueError("memory: the account of the device is missing")
