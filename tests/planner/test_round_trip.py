@@ -20,7 +20,9 @@ from planner.documents import (
     Figure,
     Hardware,
     LayerSpec,
+    MemoryAccount,
     ModelSpec,
+    Plan,
     Range,
     RoutingStats,
     RoutingTrace,
@@ -152,6 +154,9 @@ def documents(cls: type) -> st.SearchStrategy[Any]:
     }
     if cls in (RoutingTrace, RoutingStats):
         fields["moe_layers"] = st.just((0, 2, 3))
+    if cls is Plan:
+        account = of_type(MemoryAccount)
+        fields["memory"] = st.fixed_dictionaries({"device": account}, optional={"host": account})
     if cls is Hardware:
         fields["channels"] = of_type(hints["channels"]).map(lambda channels: channels[:1])
     return st.builds(cls, **fields)
