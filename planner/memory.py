@@ -28,6 +28,7 @@ __all__ = [
     "default_head_tiling",
     "dense_slot_bytes",
     "embedding_bytes",
+    "embedding_read_bytes",
     "group_sequences",
     "head_tile_bytes",
     "read_buffer_bytes",
@@ -73,7 +74,7 @@ PURPOSES = (
 )
 """The purposes of the device account, in the order in which they are reserved."""
 
-_EMBEDDING_READ_BYTES = 256 << 10
+_EMBEDDING_READ_BYTES = 64 << 10
 _LIBRARY_BYTES = 4 << 20
 """Scratch memory that matrix products hold inside their libraries."""
 
@@ -117,7 +118,13 @@ def dense_slot_bytes(model: ModelSpec, layer: int) -> int:
 
 def embedding_bytes(model: ModelSpec) -> int:
     """Device bytes for embedding rows: those kept, and those being read."""
-    return aligned(min(model.embedding_bytes, EMBEDDING_CACHE_BYTES)) + _EMBEDDING_READ_BYTES
+    return aligned(min(model.embedding_bytes, EMBEDDING_CACHE_BYTES)) + embedding_read_bytes(model)
+
+
+def embedding_read_bytes(model: ModelSpec) -> int:
+    """Buffer through which embedding rows reach their place: a row and the blocks it shares."""
+    row = model.embedding_bytes // model.vocab_size
+    return max(_EMBEDDING_READ_BYTES, aligned(row) + ALIGNMENT_BYTES)
 
 
 def read_buffer_bytes(model: ModelSpec, policy: Policy) -> int:
@@ -178,7 +185,7 @@ def account_device(
             * context_tokens(workload)
             * sum(_kv_bytes(model, layer, dtype_bytes) for layer in model.layers)
         ),
-        "hidden": aligned(sequences * workload.prompt_tokens * _token_bytes(model, dtype_bytes)),
+        "hidden": _hidden_bytes(model, sequences * workload.prompt_tokens, dtype_bytes),
         "workspace": workspace_bytes(model, policy, workload, dtype_bytes)
         + read_buffer_bytes(model, policy),
         "logits": aligned(
@@ -195,13 +202,13 @@ def _kv_bytes(model: ModelSpec, layer: LayerSpec, dtype_bytes: int) -> int:
     return layer.kv_bytes_per_token // model.dtype_bytes * dtype_bytes
 
 
-def _token_bytes(model: ModelSpec, dtype_bytes: int) -> int:
-    """What one token of the group holds through a layer of prefill."""
+def _hidden_bytes(model: ModelSpec, tokens: int, dtype_bytes: int) -> int:
+    """What the group's tokens hold through a layer of prefill."""
     top_k = max(layer.top_k for layer in model.layers)
-    # residual and expert input in the computing type, sum over experts in float32
-    states = model.hidden_size * (2 * dtype_bytes + 4)
-    # each choice: expert, weight, sorted order, its token; and the sort's own copies
-    return states + top_k * 6 * 8
+    values = tokens * model.hidden_size
+    # residual and expert input in the computing type, sum over experts in float32;
+    # and of each choice its expert, weight, place in the order, token, and the sort's own copies
+    return 2 * aligned(values * dtype_bytes) + aligned(values * 4) + aligned(tokens * top_k * 48)
 
 
 def workspace_bytes(model: ModelSpec, policy: Policy, workload: Workload, dtype_bytes: int) -> int:

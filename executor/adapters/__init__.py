@@ -1,0 +1,38 @@
+"""Model families, one short file each; the table names them without importing transformers."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from executor.adapters.base import Adapter
+from planner.documents import ModelSpec
+from solvers.errors import UnsupportedError
+
+__all__ = ["FAMILIES", "Adapter", "make_adapter"]
+
+FAMILIES: dict[str, tuple[str, str]] = {
+    "mixtral": ("executor.adapters.mixtral", "MixtralAdapter"),
+    "qwen3_moe": ("executor.adapters.qwen3_moe", "Qwen3MoeAdapter"),
+    "olmoe": ("executor.adapters.olmoe", "OlmoeAdapter"),
+}
+
+
+def make_adapter(config: dict[str, Any], model: ModelSpec, dtype: torch.dtype) -> Adapter:
+    """The adapter of a model's family.
+
+    Raises
+    ------
+    UnsupportedError
+        If the family, or something that its configuration asks for, is not supported.
+    """
+    if model.family not in FAMILIES:
+        raise UnsupportedError(
+            f"{model.name}: model type {model.family!r} cannot be run yet "
+            f"(supported: {', '.join(FAMILIES)})"
+        )
+    module, name = FAMILIES[model.family]
+    adapter: Adapter = getattr(import_module(module), name)(config, model, dtype)
+    return adapter

@@ -1,0 +1,103 @@
+"""What a plan is held against before it runs."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from executor.device import DTYPES
+from executor.source import WeightSource
+from planner.documents import ModelSpec, Plan
+from planner.memory import account_device, smallest_budget
+from planner.profiles import load_profile
+from solvers.errors import BudgetError, DocumentError, StaleError, UnsupportedError
+
+__all__ = ["check_account", "check_documents"]
+
+_log = logging.getLogger(__name__)
+
+
+def check_documents(plan: Plan, source: WeightSource, profile: Path | None) -> None:
+    """Hold a plan against the checkpoint, the store and the profile at hand.
+
+    The profile is checked where it is named or lies where the plan says.
+
+    Raises
+    ------
+    StaleError
+        Naming the first document that differs.
+    UnsupportedError
+        If the plan is for another device.
+    """
+    if plan.device != "cpu":
+        raise UnsupportedError(
+            f"the plan is for device {plan.device!r}; this moeplan runs plans for 'cpu'"
+        )
+    folder = source.checkpoint.folder
+    if source.fingerprint != plan.inputs.checkpoint_fingerprint:
+        raise StaleError(
+            "checkpoint",
+            f"{folder}: is not the checkpoint that the plan was made for (its fingerprint "
+            "differs); plan again for this one",
+        )
+    if source.store_fingerprint != plan.inputs.store_fingerprint:
+        what = (
+            "the plan was made for a checkpoint without a store"
+            if plan.inputs.store_fingerprint is None
+            else "this is not the store that the plan was made for (its fingerprint differs)"
+        )
+        raise StaleError("store", f"{folder}: {what}; plan again")
+    if plan.dtype != source.model.dtype:
+        raise UnsupportedError(
+            f"the plan computes in {plan.dtype}, but {folder} is stored in {source.model.dtype}; "
+            "weights are not converted"
+        )
+    if source.model.dtype not in DTYPES:
+        raise UnsupportedError(f"{folder}: {source.model.dtype} weights cannot be run yet")
+    _check_profile(plan, profile)
+
+
+def _check_profile(plan: Plan, profile: Path | None) -> None:
+    hint = Path(plan.locations.profile)
+    if profile is None and not (hint / "profile.json").exists():
+        _log.info("the plan's profile is not at %s; it is not checked", hint)
+        return
+    folder = profile or hint
+    index = load_profile(folder).index
+    for name, have, want in (
+        ("hardware", index.hardware_hash, plan.inputs.hardware),
+        ("model", index.model_hash, plan.inputs.model),
+        ("costs", index.costs_hash, plan.inputs.costs),
+        ("routing", index.routing_hash, plan.inputs.routing),
+    ):
+        if have != want:
+            raise StaleError(
+                name,
+                f"{folder}: its {name} document is not the one that the plan was made from; "
+                "plan again from this profile",
+            )
+
+
+def check_account(plan: Plan, model: ModelSpec) -> None:
+    """Compute a plan's memory again: what it says of itself is not believed.
+
+    Raises
+    ------
+    BudgetError
+        If the policy does not fit the budget; names the smallest that works.
+    DocumentError
+        If the plan has no device budget.
+    """
+    if "device" not in plan.memory:
+        raise DocumentError("plan: memory.device is missing")
+    budget = plan.memory["device"].capacity_bytes
+    width = DTYPES[model.dtype].itemsize
+    need = account_device(model, plan.policy, plan.workload, width, budget).peak_bytes
+    if need <= budget:
+        return
+    least = smallest_budget(model, plan.workload, width)
+    raise BudgetError(
+        f"the plan needs {need} bytes and its budget is {budget}; plan again with a budget of "
+        f"at least {least} bytes, the smallest that works for this workload",
+        least,
+    )

@@ -1,0 +1,214 @@
+"""The CPU device: residents, slots and buffers under one budget, and the copies into them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from executor.adapters import Adapter, make_adapter
+from executor.arena import Arena
+from executor.direct import Pacer, Piece, ReadBuffer
+from executor.embedding import Embedding
+from executor.ledger import Ledger
+from executor.operations import ExpertWeights, Operations
+from executor.schedule import Chunk
+from executor.source import WeightSource
+from executor.state import GroupState
+from executor.units import Unit, Units, head_tile_span, model_units
+from planner.documents import Policy, Workload
+from planner.memory import (
+    PURPOSES,
+    account_device,
+    aligned,
+    dense_slot_bytes,
+    embedding_read_bytes,
+    read_buffer_bytes,
+    slot_bytes,
+)
+
+__all__ = ["DTYPES", "Device"]
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+class Device:
+    """Memory of the device tier and what lies in it.
+
+    Everything is reserved from the ledger first, purpose by purpose, exactly as
+    ``planner.memory.account_device`` computes it; then residents are read.
+
+    Parameters
+    ----------
+    source
+        Weights.
+    policy, workload
+        What is to run.
+    budget_bytes
+        The device budget.
+    paced_bytes_per_second
+        Bandwidth to hold reads to, or None.
+    verify
+        Hold every unit that is read against its checksum (stores only).
+
+    Raises
+    ------
+    BudgetError
+        If the budget does not hold the policy.
+    """
+
+    def __init__(
+        self,
+        source: WeightSource,
+        policy: Policy,
+        workload: Workload,
+        budget_bytes: int,
+        *,
+        paced_bytes_per_second: int | None = None,
+        verify: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        model = source.model
+        self.dtype = DTYPES[model.dtype]
+        self.source, self.policy, self._verify = source, policy, verify
+        self.ledger = Ledger(budget_bytes)
+        account = account_device(model, policy, workload, self.dtype.itemsize, budget_bytes)
+        for purpose in PURPOSES:
+            self.ledger.reserve(purpose, account.by_purpose[purpose])
+        self.adapter: Adapter = make_adapter(source.checkpoint.config, model, self.dtype)
+        for layer in range(len(model.layers)):
+            roles = [place.role for place in source.places(Unit(layer, "dense", -1))]
+            self.adapter.check_roles(layer, roles)
+        by = account.by_purpose
+        weights = sum(by[name] for name in ("dense", "dense_slots", "experts", "slots", "head"))
+        self._arena = Arena(
+            weights
+            + GroupState.arena_bytes(model, policy, workload, self.dtype.itemsize)
+            + by["embedding"]
+        )
+        self._slot_bytes = slot_bytes(model, policy.head_tile_rows, self.dtype.itemsize)
+        self._dense_slot_bytes = max(
+            (
+                dense_slot_bytes(model, index)
+                for index, layer in enumerate(policy.layers)
+                if not layer.dense_resident
+            ),
+            default=0,
+        )
+        self._dense_slots = [
+            self._arena.take(self._dense_slot_bytes) for _ in range(policy.dense_slots)
+        ]
+        self._slots = [self._arena.take(self._slot_bytes) for _ in range(policy.slots)]
+        self._resident: dict[Unit, int] = {}
+        self._views: dict[tuple[Unit, int | None], dict[str, torch.Tensor]] = {}
+        self._experts: dict[tuple[Unit, int | None], ExpertWeights] = {}
+        self.pacer = Pacer(paced_bytes_per_second)
+        self.reader = source.reader(ReadBuffer(read_buffer_bytes(model, policy)), self.pacer)
+        self.embedding_reader = source.reader(ReadBuffer(embedding_read_bytes(model)), self.pacer)
+        self.units: Units = model_units(model, policy, self._sizes())
+        self._load_residents(progress)
+        self.embedding = Embedding(self._arena, source, self.embedding_reader, self.dtype)
+        self.embedding.load_all()
+        self.state = GroupState(self._arena, model, policy, workload, self.dtype)
+        self.operations = Operations(self.adapter, self.state, self.embedding, policy)
+
+    def _sizes(self) -> dict[Unit, int]:
+        model, policy = self.source.model, self.policy
+        sizes = dict(model_units(model, policy).sizes)
+        for unit in sizes:
+            if unit.kind != "head":
+                sizes[unit] = self.source.size_bytes(unit)
+        return sizes
+
+    def _load_residents(self, progress: Callable[[int, int], None] | None) -> None:
+        resident = sorted(self.units.resident)
+        total = sum(self.units.sizes[unit] for unit in resident)
+        done = 0
+        for unit in resident:
+            size = self.units.sizes[unit]
+            offset = self._resident[unit] = self._arena.take(size)
+            memory = self._arena.memory(offset, aligned(size))
+            self.reader.read(self._pieces(unit), memory, 0, size)
+            if self._verify:
+                self.source.check(unit, memory)
+            done += size
+            if progress is not None:
+                progress(done, total)
+        size = self.source.model.final_norm_bytes
+        offset = self._arena.take(size)
+        self.reader.read(
+            self.source.final_norm(), self._arena.memory(offset, aligned(size)), 0, size
+        )
+        self.adapter.bind_final_norm(
+            self._arena.tensor(offset, (self.source.model.hidden_size,), self.dtype)
+        )
+        for unit in resident:
+            if unit.kind == "dense":
+                self.bind_dense(unit, None)
+
+    def _pieces(self, unit: Unit) -> tuple[Piece, ...]:
+        if unit.kind == "head":
+            return self.source.head_rows(*head_tile_span(self.source.model, self.policy, unit.item))
+        return self.source.pieces(unit)
+
+    def _offset(self, unit: Unit, slot: int | None) -> int:
+        if slot is None:
+            return self._resident[unit]
+        return self._dense_slots[slot] if unit.kind == "dense" else self._slots[slot]
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read from the disk so far."""
+        return self.reader.bytes_read + self.embedding_reader.bytes_read
+
+    # --- copies -------------------------------------------------------------------------------
+
+    def copy(self, chunk: Chunk) -> None:
+        """Read one chunk into its slot."""
+        unit = chunk.unit
+        size = aligned(self.units.sizes[unit])
+        memory = self._arena.memory(self._offset(unit, chunk.slot), size)
+        self.reader.read(self._pieces(unit), memory, chunk.offset_bytes, chunk.size_bytes)
+        if chunk.last and self._verify:
+            self.source.check(unit, memory)
+
+    # --- weights ------------------------------------------------------------------------------
+
+    def bind_dense(self, unit: Unit, slot: int | None) -> None:
+        """Let a layer's modules compute from the slot (None: resident) of its dense part."""
+        key = (unit, slot)
+        views = self._views.get(key)
+        if views is None:
+            offset = self._offset(unit, slot)
+            views = self._views[key] = {
+                place.role: self._arena.tensor(offset + place.offset_bytes, place.shape, self.dtype)
+                for place in self.source.places(unit)
+            }
+        self.adapter.bind(unit.stage, views)
+
+    def expert(self, unit: Unit, slot: int | None) -> ExpertWeights:
+        """An expert's matrices in its slot (None: resident)."""
+        key = (unit, slot)
+        weights = self._experts.get(key)
+        if weights is None:
+            offset = self._offset(unit, slot)
+            gate, up, down = self.source.places(unit)
+            width, hidden = gate.shape
+            del up
+            weights = self._experts[key] = ExpertWeights(
+                self._arena.tensor(offset, (2 * width, hidden), self.dtype),
+                self._arena.tensor(offset + down.offset_bytes, down.shape, self.dtype),
+            )
+        return weights
+
+    def head_tile(self, unit: Unit, slot: int | None) -> torch.Tensor:
+        """A head tile's rows [tile rows, hidden] in its slot (None: resident)."""
+        model = self.source.model
+        start, stop = head_tile_span(model, self.policy, unit.item)
+        return self._arena.tensor(
+            self._offset(unit, slot), (stop - start, model.hidden_size), self.dtype
+        )

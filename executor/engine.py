@@ -1,0 +1,281 @@
+"""The engine: a plan, held against the documents it was made from, and run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from executor.allocator import tune_process
+from executor.checks import check_account, check_documents
+from executor.device import Device
+from executor.direct import ReadInto, preadv
+from executor.generation import Generation
+from executor.source import WeightSource, open_weights
+from executor.tokenizer import Tokenizer, end_tokens, load_tokenizer
+from executor.units import check_policy
+from planner.documents import Plan, Trace, document_hash
+from planner.routing import TraceArrays
+from solvers.errors import CheckpointError, OptionError
+
+__all__ = ["Engine", "Output"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One prompt and what was generated for it; ``token_ids`` holds new tokens only."""
+
+    prompt: str
+    text: str
+    token_ids: tuple[int, ...]
+
+
+class Engine:
+    """Carries out one plan. Use as a context manager, or call ``close``.
+
+    Attributes
+    ----------
+    outputs
+        What the last ``generate`` has brought so far; kept when it fails.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        source: WeightSource,
+        *,
+        paced_bytes_per_second: int | None = None,
+        verify: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        tune_process()
+        self.plan = plan
+        self._source = source
+        self._paced = paced_bytes_per_second
+        if not source.direct:
+            _log.warning(
+                "%s: its file system refuses direct reads; pages are dropped after each read",
+                source.checkpoint.folder,
+            )
+        with torch.inference_mode():
+            self._device = Device(
+                source,
+                plan.policy,
+                plan.workload,
+                plan.memory["device"].capacity_bytes,
+                paced_bytes_per_second=paced_bytes_per_second,
+                verify=verify,
+                progress=progress,
+            )
+        self._end_tokens = end_tokens(source.checkpoint)
+        self._tokenizer: Tokenizer | None = None
+        self._run: Generation | None = None
+        self.outputs: list[Output] = []
+
+    @classmethod
+    def from_plan(
+        cls,
+        plan: Plan,
+        *,
+        checkpoint: Path | None = None,
+        store: Path | None = None,
+        profile: Path | None = None,
+        paced_bytes_per_second: int | None = None,
+        verify: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+        read_into: ReadInto = preadv,
+    ) -> Engine:
+        """Check a plan against what lies on this machine, and load its residents.
+
+        Parameters
+        ----------
+        plan
+            What to carry out.
+        checkpoint, store, profile
+            Where the plan's inputs lie; the plan's own hints where not given. The profile is
+            held against the plan where it is there.
+        paced_bytes_per_second
+            Bandwidth to hold reads to.
+        verify
+            Hold everything read from a store against its checksum.
+        progress
+            Called with bytes loaded and to be loaded.
+        read_into
+            For tests that inject faults.
+
+        Raises
+        ------
+        StaleError
+            If the checkpoint, the store or the profile is not the one that the plan was made from.
+        BudgetError
+            If the plan does not fit its budget.
+        UnsupportedError
+            If this machine or this moeplan cannot run the plan.
+        DocumentError
+            If the policy does not fit the model.
+        """
+        folder = checkpoint or Path(plan.locations.checkpoint)
+        if store is None and plan.inputs.store_fingerprint is not None:
+            store = Path(plan.locations.store or "")
+        source = open_weights(folder, store, read_into=read_into)
+        try:
+            check_documents(plan, source, profile)
+            check_policy(source.model, plan.policy)
+            check_account(plan, source.model)
+            return cls(
+                plan,
+                source,
+                paced_bytes_per_second=paced_bytes_per_second,
+                verify=verify,
+                progress=progress,
+            )
+        except BaseException:
+            source.close()
+            raise
+
+    # --- running ------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        max_new_tokens: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[Output]:
+        """Greedy continuation of each prompt.
+
+        Parameters
+        ----------
+        prompts
+            Texts, or token ids.
+        max_new_tokens
+            At most the workload's, which is the default.
+        progress
+            Called after each pass with new tokens so far and at most to come.
+
+        Raises
+        ------
+        OptionError
+            If prompts are more or longer than the plan's workload, or more tokens are asked for.
+        RunError
+            If the machine stops the run; ``outputs`` then holds what is there.
+        """
+        workload = self.plan.workload
+        limit = workload.new_tokens if max_new_tokens is None else max_new_tokens
+        if not 1 <= limit <= workload.new_tokens:
+            raise OptionError(
+                f"{limit} new tokens are asked for; the plan allows 1 to {workload.new_tokens}: "
+                f"plan again with --new-tokens {max(limit, 1)}"
+            )
+        ids, texts = self._encode(prompts)
+        run = self._run = Generation(self._device, ids, limit, self._end_tokens)
+        try:
+            run.run(progress)
+        finally:
+            self.outputs = [
+                Output(text, self._decode(tokens), tuple(tokens))
+                for text, tokens in zip(texts, run.results, strict=True)
+            ]
+        self._device.ledger.check_integrity()
+        return self.outputs
+
+    def _encode(
+        self, prompts: Sequence[str] | Sequence[Sequence[int]]
+    ) -> tuple[list[list[int]], list[str]]:
+        workload, model = self.plan.workload, self._source.model
+        if not 1 <= len(prompts) <= workload.requests:
+            raise OptionError(
+                f"{len(prompts)} prompts are given; the plan is for 1 to {workload.requests}: "
+                f"plan again with --requests {max(len(prompts), 1)}"
+            )
+        ids: list[list[int]] = []
+        texts: list[str] = []
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                texts.append(prompt)
+                ids.append(self.tokenizer().encode(prompt))
+            else:
+                ids.append([int(token) for token in prompt])
+                texts.append(self._decode(ids[-1]))
+        for number, tokens in enumerate(ids, 1):
+            if not tokens:
+                raise OptionError(f"prompt {number} is empty; a prompt has one token at least")
+            if len(tokens) > workload.prompt_tokens:
+                raise OptionError(
+                    f"prompt {number} has {len(tokens)} tokens; the plan is for at most "
+                    f"{workload.prompt_tokens}: plan again with --prompt-tokens {len(tokens)}"
+                )
+            if not all(0 <= token < model.vocab_size for token in tokens):
+                raise OptionError(
+                    f"prompt {number} has a token outside the vocabulary of {model.vocab_size}"
+                )
+        return ids, texts
+
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer.
+
+        Raises
+        ------
+        CheckpointError
+            If it has none.
+        """
+        if self._tokenizer is None:
+            self._tokenizer = load_tokenizer(self._source.checkpoint.folder)
+        return self._tokenizer
+
+    def _decode(self, tokens: list[int]) -> str:
+        try:
+            return self.tokenizer().decode(tokens)
+        except CheckpointError:
+            # token ids went in without a tokenizer, and so come out without text
+            return ""
+
+    # --- what a run leaves --------------------------------------------------------------------
+
+    def trace(self) -> Trace:
+        """What the last ``generate`` did, also where it failed.
+
+        Raises
+        ------
+        OptionError
+            If nothing was run yet.
+        """
+        run = self._last_run()
+        totals = run.totals()
+        return Trace(
+            plan_hash=document_hash(self.plan),
+            device=self.plan.device,
+            paced_bytes_per_second=self._paced,
+            kept_passes=min(run.recorder.kept_passes, totals.passes),
+            totals=totals,
+            timeline=run.recorder.timeline(),
+        )
+
+    def routing(self) -> TraceArrays:
+        """Which experts each token of the last ``generate`` chose."""
+        return self._last_run().routing.arrays()
+
+    def _last_run(self) -> Generation:
+        if self._run is None:
+            raise OptionError("nothing was run yet; call generate first")
+        return self._run
+
+    def close(self) -> None:
+        """Close the weight files."""
+        self._source.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,104 @@
+"""Where each tensor lies inside its unit: one layout for stores and for slots.
+
+An expert is ``gate | up | down`` without gaps, so that gate and up are one matrix. A dense part is
+its tensors in the checkpoint's order, each at a multiple of 64 bytes. The embedding, the head and
+the final norm are one tensor each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from planner.checkpoint import Checkpoint, TensorEntry
+from planner.memory import DENSE_TENSORS, TENSOR_ALIGNMENT_BYTES
+from solvers.errors import UnsupportedError
+
+__all__ = ["Place", "UnitLayout", "dense_name", "expert_name", "unit_layouts"]
+
+EMBEDDING, HEAD, FINAL_NORM = "embedding", "head", "final_norm"
+_STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One tensor inside a unit."""
+
+    role: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset_bytes: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnitLayout:
+    """One unit: its tensors' places, and where the checkpoint has each of them."""
+
+    name: str
+    size_bytes: int
+    places: tuple[Place, ...]
+    sources: tuple[TensorEntry, ...]
+
+
+def dense_name(layer: int) -> str:
+    """Name of a layer's dense part."""
+    return f"dense.{layer}"
+
+
+def expert_name(layer: int, expert: int) -> str:
+    """Name of an expert."""
+    return f"expert.{layer}.{expert}"
+
+
+def unit_layouts(checkpoint: Checkpoint) -> dict[str, UnitLayout]:
+    """Every unit of a checkpoint, in the order in which a store has them.
+
+    A tied head has no unit of its own.
+
+    Raises
+    ------
+    UnsupportedError
+        If a dense part has more tensors than the memory account allows for, or a tensor is of
+        another type than the model.
+    """
+    for entry in _entries(checkpoint):
+        if entry.dtype != _STORED.get(checkpoint.model.dtype):
+            raise UnsupportedError(
+                f"{entry.file}: {entry.name} is of type {entry.dtype}, but the model computes in "
+                f"{checkpoint.model.dtype}; mixed types and float8 cannot be run yet"
+            )
+    units = [_unit(EMBEDDING, (checkpoint.embedding,), 1)]
+    for layer, dense in enumerate(checkpoint.dense):
+        if len(dense) > DENSE_TENSORS:
+            raise UnsupportedError(
+                f"layer {layer} has {len(dense)} tensors besides its experts; "
+                f"at most {DENSE_TENSORS} are supported"
+            )
+        units.append(_unit(dense_name(layer), dense, TENSOR_ALIGNMENT_BYTES))
+        units += [
+            _unit(expert_name(layer, index), expert, 1)
+            for index, expert in enumerate(checkpoint.experts[layer])
+        ]
+    units.append(_unit(FINAL_NORM, (checkpoint.final_norm,), 1))
+    if not checkpoint.model.tied:
+        units.append(_unit(HEAD, (checkpoint.head,), 1))
+    return {unit.name: unit for unit in units}
+
+
+def _entries(checkpoint: Checkpoint) -> Iterator[TensorEntry]:
+    yield from (checkpoint.embedding, checkpoint.head, checkpoint.final_norm)
+    for dense, experts in zip(checkpoint.dense, checkpoint.experts, strict=True):
+        yield from dense
+        for expert in experts:
+            yield from expert
+
+
+def _unit(name: str, entries: Sequence[TensorEntry], alignment: int) -> UnitLayout:
+    places = []
+    offset = 0
+    for entry in entries:
+        offset = -(-offset // alignment) * alignment
+        places.append(Place(entry.role, entry.dtype, tuple(entry.shape), offset, entry.size_bytes))
+        offset += entry.size_bytes
+    return UnitLayout(name, offset, tuple(places), tuple(entries))

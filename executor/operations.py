@@ -1,0 +1,251 @@
+"""What a pass computes, operation by operation. The profiler measures these, the runtime runs them.
+
+Dynamic gating as in "Towards MoE Deployment" (arXiv 2303.06182), section 5: tokens are sorted by
+expert, each expert computes the tokens that chose it, however many; no capacity, no padding, no
+dropped token.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from executor.adapters import Adapter
+from executor.embedding import Embedding
+from executor.state import GroupState, KeyValueWriter
+from planner.documents import ModelSpec, Policy
+from planner.memory import EXPERT_TILE_ROWS, ROUTER_TILE_ROWS, attention_tile_rows
+
+__all__ = ["ExpertWeights", "Operations"]
+
+
+class ExpertWeights(NamedTuple):
+    """One expert: ``gate_up`` [2 x intermediate, hidden] and ``down`` [hidden, intermediate]."""
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+class Operations:
+    """The operations of one model on one group of sequences.
+
+    Parameters
+    ----------
+    adapter
+        The model's modules, bound to weights by whoever calls.
+    state
+        The group; ``state.begin`` comes before any operation of a pass.
+    embedding
+        Where embedding rows come from.
+    """
+
+    def __init__(
+        self, adapter: Adapter, state: GroupState, embedding: Embedding, policy: Policy
+    ) -> None:
+        self._adapter, self._state, self._embedding = adapter, state, embedding
+        self._model: ModelSpec = adapter.model
+        self._tile_rows = policy.head_tile_rows
+        self._rotary: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._positions: dict[tuple[int, int], torch.Tensor] = {}
+        self._masks: dict[tuple[int, int], torch.Tensor | None] = {}
+        self._order = torch.empty(0, dtype=torch.int64)
+        self._weights = torch.empty(0)
+        self._offsets: list[int] = []
+        self._last = torch.empty(0)
+        self._best = torch.empty(0)
+        self._best_token = torch.empty(0, dtype=torch.int64)
+        self.chosen = torch.empty(0, 0, dtype=torch.int64)
+        """Experts that the last router chose: [tokens, top_k]."""
+
+    def begin(self, counts: list[int], past: list[int]) -> None:
+        """Begin a pass: tokens of each sequence now and before."""
+        self._state.begin(counts, past)
+        self._rotary.clear()
+        self._positions.clear()
+        self._masks.clear()
+
+    def embed(self, tokens: list[int]) -> None:
+        """Embedding rows of the pass's ``tokens`` (packed) into the residual stream."""
+        state = self._state
+        ids = np.asarray(tokens, dtype=np.int64)
+        if state.even:
+            self._embedding.gather(ids, state.hidden.view(state.tokens, -1))
+            return
+        # padded positions are never looked at, but must hold numbers
+        state.hidden.zero_()
+        self._embedding.gather(ids, state.normed)
+        for index, count in enumerate(state.counts):
+            start = state.starts[index]
+            state.hidden[index, :count] = state.normed[start : start + count]
+
+    def attention(self, layer: int, batch: int) -> None:
+        """Norm, attention and residual of one batch, and the norm behind it."""
+        state = self._state
+        sequences = state.batch(batch)
+        step = len(sequences)
+        if state.longest > 1:
+            step = max(attention_tile_rows(step, state.longest) // state.longest, 1)
+        for first in range(sequences.start, sequences.stop, step):
+            self._attention_tile(layer, first, min(first + step, sequences.stop))
+
+    def _attention_tile(self, layer: int, first: int, stop: int) -> None:
+        state, adapter = self._state, self._adapter
+        length = max(state.counts[first:stop])
+        if length == 0:
+            return
+        decode = any(state.past[first:stop])
+        hidden = state.hidden[first:stop, :length]
+        normed = adapter.input_norm(layer, hidden)
+        rotary = self._rotary_of(first, stop, length, decode, normed)
+        visible = max(state.past[first:stop]) + 1
+        cache = KeyValueWriter(
+            state,
+            layer,
+            first,
+            stop,
+            self._positions[first, stop] if decode else None,
+            visible,
+        )
+        mask = self._mask(layer, first, stop, length, decode)
+        hidden.add_(adapter.attention(layer, normed, rotary, mask, cache))
+        self._pack(adapter.post_norm(layer, hidden), first, stop)
+
+    def _rotary_of(
+        self, first: int, stop: int, length: int, decode: bool, like: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines, computed once a pass."""
+        key = (first, stop) if decode else (0, 0)
+        if key not in self._rotary:
+            if decode:
+                positions = torch.tensor(self._state.past[first:stop])
+                self._positions[key] = positions
+                self._rotary[key] = self._adapter.rotary(like, positions[:, None])
+            else:
+                positions = torch.arange(self._state.longest)[None]
+                self._rotary[key] = self._adapter.rotary(like, positions)
+        cosines, sines = self._rotary[key]
+        return (cosines, sines) if decode else (cosines[:, :length], sines[:, :length])
+
+    def _mask(
+        self, layer: int, first: int, stop: int, length: int, decode: bool
+    ) -> torch.Tensor | None:
+        """Which columns each row sees; None where causality alone says so."""
+        window = self._adapter.window(layer)
+        past = self._state.past[first:stop]
+        if not decode:
+            if window is None or length <= window:
+                return None
+            row = torch.arange(length)
+            apart = row[:, None] - row[None, :]
+            return ((apart >= 0) & (apart < window))[None, None]
+        visible = max(past) + 1
+        if min(past) + 1 == visible and (window is None or visible <= window):
+            return None
+        column = torch.arange(visible)
+        position = self._positions[first, stop][:, None]
+        seen = column[None] <= position
+        if window is not None:
+            seen &= column[None] > position - window
+        return seen[:, None, None]
+
+    def _pack(self, rows: torch.Tensor, first: int, stop: int) -> None:
+        """Padded rows of some sequences into the packed input of the router."""
+        state = self._state
+        begin, end = state.starts[first], state.starts[stop]
+        if end - begin == rows.shape[0] * rows.shape[1]:
+            state.normed[begin:end] = rows.reshape(end - begin, -1)
+            return
+        for index in range(first, stop):
+            count = state.counts[index]
+            start = state.starts[index]
+            state.normed[start : start + count] = rows[index - first, :count]
+
+    def router(self, layer: int) -> list[int]:
+        """Choose experts for all tokens of the group; returns each expert's tokens."""
+        state = self._state
+        normed = state.normed
+        state.sums.zero_()
+        scores, experts = [], []
+        for first in range(0, state.tokens, ROUTER_TILE_ROWS):
+            weights, chosen = self._adapter.route(layer, normed[first : first + ROUTER_TILE_ROWS])
+            scores.append(weights.float())
+            experts.append(chosen)
+        self.chosen = experts[0] if len(experts) == 1 else torch.cat(experts)
+        weights = scores[0] if len(scores) == 1 else torch.cat(scores)
+        flat = self.chosen.reshape(-1)
+        order = torch.argsort(flat, stable=True)
+        counts: list[int] = torch.bincount(
+            flat, minlength=self._model.layers[layer].experts
+        ).tolist()
+        self._weights = weights.reshape(-1).index_select(0, order)[:, None]
+        self._order = order.div_(self._model.layers[layer].top_k, rounding_mode="floor")
+        self._offsets = [0]
+        for count in counts:
+            self._offsets.append(self._offsets[-1] + count)
+        return counts
+
+    def expert(self, expert: int, weights: ExpertWeights) -> None:
+        """Compute one expert for the tokens that chose it, and add it to their sums."""
+        state = self._state
+        normed, sums = state.normed, state.sums
+        width = weights.down.shape[1]
+        for first in range(self._offsets[expert], self._offsets[expert + 1], EXPERT_TILE_ROWS):
+            stop = min(first + EXPERT_TILE_ROWS, self._offsets[expert + 1])
+            tokens = self._order[first:stop]
+            both = functional.linear(normed.index_select(0, tokens), weights.gate_up)
+            gate, up = both[:, :width], both[:, width:]
+            gate = functional.silu(gate, inplace=True).mul_(up)
+            result = functional.linear(gate, weights.down)
+            # a token chooses an expert once, so no row is added to twice here
+            if result.dtype == torch.float32:
+                sums.index_add_(0, tokens, result.mul_(self._weights[first:stop]))
+            else:
+                sums.index_add_(0, tokens, result * self._weights[first:stop])
+
+    def dense_mlp(self, layer: int) -> None:
+        """Feed-forward of a layer without experts, and its residual."""
+        gate_weight, up_weight, down_weight = self._adapter.mlp_weights(layer)
+        state = self._state
+        normed = state.normed
+        for first in range(0, state.tokens, EXPERT_TILE_ROWS):
+            rows = normed[first : first + EXPERT_TILE_ROWS]
+            gate = functional.silu(functional.linear(rows, gate_weight), inplace=True)
+            gate.mul_(functional.linear(rows, up_weight))
+            state.sums[first : first + EXPERT_TILE_ROWS] = functional.linear(gate, down_weight)
+        self.combine()
+
+    def combine(self) -> None:
+        """Close a layer: add the sums to the residual stream."""
+        state = self._state
+        if state.even:
+            state.hidden.view(state.tokens, -1).add_(state.sums)
+            return
+        for index, count in enumerate(state.counts):
+            start = state.starts[index]
+            state.hidden[index, :count].add_(state.sums[start : start + count])
+
+    def head_begin(self) -> list[int]:
+        """Final norm of each unfinished sequence's last token; returns those sequences."""
+        rows, alive = self._state.last_rows()
+        self._last = self._adapter.final_norm(rows)
+        self._best = torch.full((len(alive),), -torch.inf, dtype=self._last.dtype)
+        self._best_token = torch.zeros(len(alive), dtype=torch.int64)
+        return alive
+
+    def head_tile(self, tile: int, weight: torch.Tensor) -> torch.Tensor:
+        """Logits of one tile of the vocabulary, [sequences, tile rows]; keeps the best so far."""
+        logits = functional.linear(self._last, weight)
+        best, token = logits.max(dim=1)
+        # strictly better: of equal logits the lowest token wins, as in a search over all
+        better = best > self._best
+        self._best = torch.where(better, best, self._best)
+        self._best_token = torch.where(better, token + tile * self._tile_rows, self._best_token)
+        return logits
+
+    def sample(self) -> list[int]:
+        """The likeliest next token of each unfinished sequence (greedy)."""
+        tokens: list[int] = self._best_token.tolist()
+        return tokens

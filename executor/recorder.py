@@ -1,0 +1,77 @@
+"""What happened in a run: events of the first passes, sums over all of them."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from typing import cast
+
+from planner.documents import Event, Timeline
+from planner.documents.timeline import EventKind
+
+__all__ = ["KEPT_PASSES", "Recorder"]
+
+KEPT_PASSES = 4
+"""Passes whose events are kept one by one: the first prefill and three of decode."""
+
+
+class Recorder:
+    """Events of one channel each for compute and copies; two threads append, each its own kinds.
+
+    Times count from the moment the recorder was made.
+    """
+
+    def __init__(self, kept_passes: int = KEPT_PASSES) -> None:
+        self.kept_passes = kept_passes
+        self.origin_ns = time.perf_counter_ns()
+        self._events: list[Event] = []
+        self._copies: list[Event] = []
+        self._duration: defaultdict[str, int] = defaultdict(int)
+        self._count: defaultdict[str, int] = defaultdict(int)
+
+    def compute(
+        self, kind: str, pass_index: int, layer: int, item: int, start_ns: int, rows: int
+    ) -> None:
+        """An operation (or a wait) on the compute channel that ends now."""
+        end_ns = time.perf_counter_ns()
+        self._duration[kind] += end_ns - start_ns
+        self._count[kind] += 1
+        if pass_index < self.kept_passes:
+            origin = self.origin_ns
+            self._events.append(
+                Event(
+                    kind,
+                    "compute",
+                    pass_index,
+                    layer,
+                    item,
+                    start_ns - origin,
+                    end_ns - origin,
+                    rows,
+                    0,
+                )
+            )
+
+    def copy(self, event: Event) -> None:
+        """A copy on the disk channel, or a part of one; times from the recorder's origin."""
+        self._duration[event.kind] += event.end_ns - event.start_ns
+        self._count[event.kind] += 1
+        if event.pass_index < self.kept_passes:
+            self._copies.append(event)
+
+    def total_ns(self, kind: str) -> int:
+        """Sum of the durations of one kind."""
+        return self._duration.get(kind, 0)
+
+    def durations(self) -> dict[EventKind, int]:
+        """Sum of the durations of each kind that occurred."""
+        return cast(dict[EventKind, int], dict(sorted(self._duration.items())))
+
+    def counts(self) -> dict[EventKind, int]:
+        """Number of events of each kind that occurred."""
+        return cast(dict[EventKind, int], dict(sorted(self._count.items())))
+
+    def timeline(self) -> Timeline:
+        """The events kept, by start."""
+        events = [*self._events, *self._copies]
+        return Timeline.of(sorted(events, key=lambda event: (event.start_ns, event.end_ns)))

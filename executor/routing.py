@@ -1,0 +1,56 @@
+"""Routing as a run meets it: which experts each token chose."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from executor.device import Device
+from planner.documents import ModelSpec
+from planner.routing import TraceArrays
+
+__all__ = ["RoutingLog"]
+
+
+class RoutingLog:
+    """Collects the choices of each router; host memory, 2 bytes a choice.
+
+    Layers of one model may have different numbers of experts, but one top-k, as a trace has.
+    """
+
+    def __init__(self, model: ModelSpec) -> None:
+        self.moe_layers = tuple(spec.index for spec in model.layers if spec.experts)
+        self._column = {layer: column for column, layer in enumerate(self.moe_layers)}
+        self._top_k = max((spec.top_k for spec in model.layers), default=0)
+        self._experts: list[npt.NDArray[np.uint16]] = []
+        self._sequence: list[npt.NDArray[np.int32]] = []
+        self._position: list[npt.NDArray[np.int32]] = []
+        self._phase: list[npt.NDArray[np.uint8]] = []
+
+    def add(self, layer: int, device: Device, members: range) -> None:
+        """What the router of ``layer`` has just chosen; ``members`` number the sequences."""
+        state = device.state
+        if self._column[layer] == 0:
+            counts, past = np.asarray(state.counts), np.asarray(state.past)
+            within = np.arange(state.tokens) - np.repeat(state.starts[:-1], counts)
+            self._sequence.append(np.repeat(np.asarray(members, np.int32), counts))
+            self._position.append((np.repeat(past, counts) + within).astype(np.int32))
+            self._phase.append(np.full(state.tokens, int(past.any()), np.uint8))
+            shape = (state.tokens, len(self.moe_layers), self._top_k)
+            self._experts.append(np.zeros(shape, np.uint16))
+        self._experts[-1][:, self._column[layer]] = device.operations.chosen.numpy()
+
+    def arrays(self) -> TraceArrays:
+        """All choices, by sequence and position."""
+        if not self._sequence:
+            empty = np.zeros((0, len(self.moe_layers), self._top_k), np.uint16)
+            none = np.zeros(0, np.int32)
+            return TraceArrays(empty, none, none, np.zeros(0, np.uint8))
+        sequence, position = np.concatenate(self._sequence), np.concatenate(self._position)
+        order = np.lexsort((position, sequence))
+        return TraceArrays(
+            np.concatenate(self._experts)[order],
+            sequence[order],
+            position[order],
+            np.concatenate(self._phase)[order],
+        )

@@ -1,0 +1,315 @@
+"""Which unit is copied next, and which slot holds what: the runtime's rules as a state machine.
+
+No torch, no threads, no clock: the same object is driven by threads in a real run and by a virtual
+clock in tests. ``docs/runtime.md`` has the rules; the comments here say which one is at work.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from executor.units import Unit, Units
+from planner.documents import Policy
+from solvers.errors import RunError
+
+__all__ = ["Chunk", "Routed", "Schedule"]
+
+
+class Chunk(NamedTuple):
+    """One piece of a copy: ``size_bytes`` from ``offset_bytes`` of ``unit`` into ``slot``."""
+
+    unit: Unit
+    slot: int
+    offset_bytes: int
+    size_bytes: int
+    kind: str
+    pass_index: int
+    last: bool
+
+
+class Routed(NamedTuple):
+    """What is computed in a stage, in order: what is here, then what must be copied first."""
+
+    ready: tuple[Unit, ...]
+    demanded: tuple[Unit, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    """A unit in a slot, wholly or in part."""
+
+    unit: Unit
+    slot: int
+    sequence: int
+    kind: str
+    copied_bytes: int = 0
+    complete: bool = False
+    # a prefetch whose router has yet to speak, or an active expert still to be computed
+    held: bool = True
+    cancelled: bool = False
+
+
+class Schedule:
+    """Slots, the demand queue and the chain.
+
+    Parameters
+    ----------
+    policy
+        Slots, reserve, eviction and chunk size.
+    units
+        What there is to copy.
+    passes
+        Passes of the whole run, over all groups.
+    """
+
+    def __init__(self, policy: Policy, units: Units, passes: int) -> None:
+        self._policy = policy
+        self._units = units
+        self._stages = units.layers + 1
+        self._last_sequence = passes * self._stages - 1
+        self._sequence = 0
+        self._routed_sequence = -1
+        self._free_dense = list(range(policy.dense_slots))
+        self._free = list(range(policy.slots))
+        self._loads: dict[Unit, _Load] = {}
+        # complete loads that may be evicted, the least recently used first (dicts keep order)
+        self._cached: dict[Unit, _Load] = {}
+        self._demand: deque[Unit] = deque()
+        self._chain_sequence = 0
+        self._chain_index = 0
+        self._chain_load: _Load | None = None
+        self._flying: _Load | None = None
+        self._flying_bytes = 0
+        self.wasted_bytes = 0
+
+    # --- what the copy channel asks -----------------------------------------------------------
+
+    def next_chunk(self) -> Chunk | None:
+        """Choose the next chunk and mark it as being copied; None when nothing may start."""
+        if self._flying is not None:
+            raise RuntimeError("the channel copies one chunk at a time")
+        load = self._next_demand() or self._next_of_chain()
+        if load is None:
+            return None
+        total = self._units.sizes[load.unit]
+        size = min(self._policy.chunk_bytes, total - load.copied_bytes)
+        self._flying, self._flying_bytes = load, size
+        return Chunk(
+            load.unit,
+            load.slot,
+            load.copied_bytes,
+            size,
+            load.kind,
+            load.sequence // self._stages,
+            load.copied_bytes + size == total,
+        )
+
+    def chunk_copied(self) -> bool:
+        """The chunk on the channel has ended; True when its unit is now complete."""
+        load, size = self._flying, self._flying_bytes
+        if load is None:
+            raise RuntimeError("no chunk is on the channel")
+        self._flying = None
+        load.copied_bytes += size
+        if load.cancelled:
+            self.wasted_bytes += size
+            self._give_back(load)
+            return False
+        if load.copied_bytes < self._units.sizes[load.unit]:
+            return False
+        load.complete = True
+        if load is self._chain_load:
+            self._chain_load = None
+            self._chain_index += 1
+        elif self._demand and self._demand[0] == load.unit:
+            self._demand.popleft()
+        return True
+
+    def _next_demand(self) -> _Load | None:
+        if not self._demand:
+            return None
+        unit = self._demand[0]
+        load = self._loads.get(unit)
+        if load is not None:
+            return load
+        slot = self._take_slot()
+        if slot is None:
+            return None
+        kind = "copy_head" if unit.kind == "head" else "copy_demand"
+        return self._start(unit, slot, self._sequence, kind)
+
+    def _next_of_chain(self) -> _Load | None:
+        if self._chain_load is not None:
+            return self._chain_load
+        while True:
+            # never a whole pass ahead, and not beyond the run's last pass
+            if self._chain_sequence > min(self._sequence + self._stages - 1, self._last_sequence):
+                return None
+            stage = self._units.chain[self._chain_sequence % self._stages]
+            if self._chain_index >= len(stage):
+                self._chain_sequence += 1
+                self._chain_index = 0
+                continue
+            unit = stage[self._chain_index]
+            if unit in self._loads:
+                self._chain_index += 1
+                continue
+            break
+        if unit.kind == "dense":
+            if not self._free_dense:
+                return None
+            slot = self._free_dense.pop(0)
+            load = self._start(unit, slot, self._chain_sequence, "copy_dense")
+        else:
+            if len(self._free) + len(self._cached) <= self._policy.reserve:
+                return None
+            taken = self._take_slot()
+            if taken is None:
+                raise RuntimeError("free and cached slots were counted wrongly")
+            kind = "copy_head" if unit.kind == "head" else "copy_prefetch"
+            load = self._start(unit, taken, self._chain_sequence, kind)
+        self._chain_load = load
+        return load
+
+    def _start(self, unit: Unit, slot: int, sequence: int, kind: str) -> _Load:
+        load = self._loads[unit] = _Load(unit, slot, sequence, kind)
+        return load
+
+    def _take_slot(self) -> int | None:
+        if self._free:
+            return self._free.pop(0)
+        if not self._cached:
+            return None
+        victim = self._cached.pop(next(iter(self._cached)))
+        del self._loads[victim.unit]
+        return victim.slot
+
+    def _give_back(self, load: _Load) -> None:
+        del self._loads[load.unit]
+        insort(self._free_dense if load.unit.kind == "dense" else self._free, load.slot)
+
+    # --- what compute asks and reports --------------------------------------------------------
+
+    def enter(self, pass_index: int, stage: int) -> None:
+        """Compute begins a stage; the stages follow one another without a gap."""
+        sequence = pass_index * self._stages + stage
+        if sequence not in (self._sequence, self._sequence + 1):
+            raise RuntimeError(f"stage {sequence} entered after {self._sequence}")
+        self._sequence = sequence
+
+    def ready(self, unit: Unit) -> bool:
+        """Whether ``unit`` lies complete on the device."""
+        if unit in self._units.resident:
+            return True
+        load = self._loads.get(unit)
+        return load is not None and load.complete
+
+    def slot(self, unit: Unit) -> int | None:
+        """The slot that holds a complete unit; None for a resident.
+
+        Raises
+        ------
+        RunError
+            If the unit is not there: the runtime would compute from foreign bytes.
+        """
+        if unit in self._units.resident:
+            return None
+        load = self._loads.get(unit)
+        if load is None or not load.complete:
+            raise RunError(f"{unit} is used before it was copied")
+        return load.slot
+
+    def release_dense(self, stage: int) -> None:
+        """Step 3 has ended: a streamed dense part's slot is free."""
+        load = self._loads.get(Unit(stage, "dense", -1))
+        if load is not None:
+            self._give_back(load)
+
+    def route(self, active: list[Unit]) -> Routed:
+        """The router has spoken (or stage L begins).
+
+        Parameters
+        ----------
+        active
+            What the stage computes, in the order wanted: experts by most tokens, then lower index;
+            head tiles by index.
+
+        Returns
+        -------
+        Routed
+            Ready units and demanded ones, each in the order in which they are computed.
+        """
+        if self._routed_sequence == self._sequence:
+            raise RuntimeError("a stage is routed once")
+        self._routed_sequence = self._sequence
+        stage = self._sequence % self._stages
+        wanted = set(active)
+        partial: Unit | None = None
+        chained = self._chain_load
+        if chained is not None and chained.sequence == self._sequence:
+            # the stage's prefetch that is partly copied: demanded first if it is active
+            self._chain_load = None
+            if chained.unit in wanted:
+                partial = chained.unit
+                if chained.kind == "copy_prefetch":
+                    chained.kind = "copy_demand"
+            else:
+                self._drop(chained)
+        if self._chain_sequence <= self._sequence:
+            self._chain_sequence, self._chain_index = self._sequence + 1, 0
+        # sorted: slots dropped at one time have equal ages, which go by index
+        for unit in sorted(unit for unit in self._loads if unit.stage == stage):
+            load = self._loads[unit]
+            if unit.kind == "dense" or load.cancelled:
+                continue
+            if unit in wanted:
+                self._cached.pop(unit, None)
+                load.held = True
+            elif load.held and load.complete:
+                self._drop(load)
+        ready = tuple(unit for unit in active if self.ready(unit))
+        here = set(ready)
+        first = () if partial is None else (partial,)
+        rest = tuple(unit for unit in active if unit not in here and unit != partial)
+        self._demand.extend((*first, *rest))
+        return Routed(ready, (*first, *rest))
+
+    def _drop(self, load: _Load) -> None:
+        """A prefetch that is not active."""
+        self.wasted_bytes += load.copied_bytes
+        if load.complete:
+            self._release(load)
+        elif load is self._flying:
+            load.cancelled = True
+        else:
+            self._give_back(load)
+
+    def computed(self, unit: Unit) -> None:
+        """A computation from ``unit`` has ended."""
+        load = self._loads.get(unit)
+        if load is not None:
+            self._release(load)
+
+    def _release(self, load: _Load) -> None:
+        if self._policy.eviction == "lru":
+            load.held = False
+            self._cached[load.unit] = load
+        else:
+            self._give_back(load)
+
+    def check_integrity(self) -> None:
+        """Raise if slots were lost or shared: called when idle and after each test."""
+        dense = [load.slot for load in self._loads.values() if load.unit.kind == "dense"]
+        other = [load.slot for load in self._loads.values() if load.unit.kind != "dense"]
+        if sorted(dense + self._free_dense) != list(range(self._policy.dense_slots)):
+            raise RuntimeError(f"dense slots: {dense} in use and {self._free_dense} free")
+        if sorted(other + self._free) != list(range(self._policy.slots)):
+            raise RuntimeError(f"slots: {other} in use and {self._free} free")
+        for unit, load in self._loads.items():
+            if unit in self._units.resident:
+                raise RuntimeError(f"{unit} is resident and in a slot")
+            if (unit in self._cached) != (load.complete and not load.held):
+                raise RuntimeError(f"{unit}: cached and held at once, or neither")

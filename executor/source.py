@@ -1,0 +1,193 @@
+"""Where weights come from: a store, or the checkpoint itself, behind one interface."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+from executor.direct import DirectFile, Pacer, Piece, ReadBuffer, ReadInto, UnitReader, preadv
+from executor.layout import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    Place,
+    UnitLayout,
+    dense_name,
+    expert_name,
+    unit_layouts,
+)
+from executor.store import StoreIndex, checksum, load_index
+from executor.units import Unit
+from planner.checkpoint import Checkpoint, read_checkpoint
+from planner.documents import ModelSpec
+from solvers.errors import CheckpointError
+
+__all__ = ["WeightSource", "open_weights"]
+
+
+class WeightSource:
+    """The weights of one checkpoint, read from it or from its store.
+
+    Attributes
+    ----------
+    checkpoint
+        What was read of the checkpoint: configuration, model, tensors.
+    fingerprint, store_fingerprint
+        Of the checkpoint, and of the store (None without one).
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        layouts: dict[str, UnitLayout],
+        store: Path | None,
+        index: StoreIndex | None,
+        read_into: ReadInto,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.store_fingerprint = None if index is None else index.fingerprint
+        self._layouts = layouts
+        self._checksums = {} if index is None else {u.name: u.checksum for u in index.units}
+        self._files: list[DirectFile] = []
+        self._pieces: dict[str, tuple[Piece, ...]] = {}
+        if index is not None and store is not None:
+            self._files.append(DirectFile(store / index.data_file, read_into))
+            for unit in index.units:
+                self._pieces[unit.name] = (Piece(0, unit.offset_bytes, 0, unit.size_bytes),)
+        else:
+            numbers: dict[Path, int] = {}
+            for name, layout in layouts.items():
+                pieces = []
+                for place, entry in zip(layout.places, layout.sources, strict=True):
+                    if entry.file not in numbers:
+                        numbers[entry.file] = len(self._files)
+                        self._files.append(DirectFile(entry.file, read_into))
+                    pieces.append(
+                        Piece(
+                            numbers[entry.file],
+                            entry.offset_bytes,
+                            place.offset_bytes,
+                            entry.size_bytes,
+                        )
+                    )
+                self._pieces[name] = tuple(pieces)
+
+    @property
+    def model(self) -> ModelSpec:
+        """The checkpoint's model document."""
+        return self.checkpoint.model
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the checkpoint."""
+        return self.checkpoint.model.fingerprint
+
+    @property
+    def direct(self) -> bool:
+        """Whether all files are read past the page cache."""
+        return all(file.direct for file in self._files)
+
+    @property
+    def head_name(self) -> str:
+        """Unit that the head's rows lie in: the embedding, where the head is tied to it."""
+        return EMBEDDING if self.checkpoint.model.tied else HEAD
+
+    def reader(self, buffer: ReadBuffer, pacer: Pacer) -> UnitReader:
+        """A reader for one thread."""
+        return UnitReader(self._files, buffer, pacer)
+
+    def places(self, unit: Unit) -> tuple[Place, ...]:
+        """Tensors of a dense part or an expert, and where they lie in its slot."""
+        return self._layouts[_name(unit)].places
+
+    def pieces(self, unit: Unit) -> tuple[Piece, ...]:
+        """Where a dense part's or an expert's bytes lie in the files."""
+        return self._pieces[_name(unit)]
+
+    def head_rows(self, start: int, stop: int) -> tuple[Piece, ...]:
+        """Where vocabulary rows [start, stop) of the head lie."""
+        return self._rows(self.head_name, start, stop)
+
+    def embedding_rows(self, start: int, stop: int) -> tuple[Piece, ...]:
+        """Where vocabulary rows [start, stop) of the embedding lie."""
+        return self._rows(EMBEDDING, start, stop)
+
+    def final_norm(self) -> tuple[Piece, ...]:
+        """Where the final norm's weight lies."""
+        return self._pieces[FINAL_NORM]
+
+    def _rows(self, name: str, start: int, stop: int) -> tuple[Piece, ...]:
+        (piece,) = self._pieces[name]
+        row = piece.size_bytes // self.checkpoint.model.vocab_size
+        return (Piece(piece.file, piece.offset_bytes + start * row, 0, (stop - start) * row),)
+
+    def size_bytes(self, unit: Unit) -> int:
+        """Bytes of a dense part or an expert in its slot."""
+        return self._layouts[_name(unit)].size_bytes
+
+    def check(self, unit: Unit, memory: memoryview) -> None:
+        """Hold a unit that was read against the store's checksum.
+
+        A head tile is part of a larger unit and has no checksum of its own; nor has a checkpoint.
+
+        Raises
+        ------
+        CheckpointError
+            If it differs.
+        """
+        name = _name(unit)
+        expected = self._checksums.get(name)
+        if unit.kind == "head" or expected is None:
+            return
+        if checksum(memory[: self._layouts[name].size_bytes]) != expected:
+            raise CheckpointError(
+                f"{self._files[0].path}: {name} does not match its checksum; "
+                "pack the checkpoint again into a new folder"
+            )
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self._files:
+            file.close()
+
+    def __enter__(self) -> WeightSource:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _name(unit: Unit) -> str:
+    return dense_name(unit.stage) if unit.kind == "dense" else expert_name(unit.stage, unit.item)
+
+
+def open_weights(
+    checkpoint: Path, store: Path | None = None, *, read_into: ReadInto = preadv
+) -> WeightSource:
+    """Open the weights of ``checkpoint``, from ``store`` where one is given.
+
+    Parameters
+    ----------
+    checkpoint
+        Folder of the checkpoint; its configuration and tokenizer are needed in either case.
+    store
+        A store that was packed from it.
+    read_into
+        ``(descriptor, memory, offset) -> bytes read``: for tests that inject faults.
+
+    Raises
+    ------
+    CheckpointError
+        If either is missing or damaged.
+    StaleError
+        If the store was packed from another checkpoint.
+    """
+    source = read_checkpoint(checkpoint)
+    layouts = unit_layouts(source)
+    index = None if store is None else load_index(store, layouts, source.model.fingerprint)
+    return WeightSource(source, layouts, store, index, read_into)

@@ -1,0 +1,208 @@
+"""The state of one group of sequences: keys and values, hidden states, routing.
+
+Rows come in two forms. *Padded*: [sequences, longest, hidden], as attention needs them. *Packed*:
+the tokens that exist, sequence by sequence, as router and experts need them. Where all sequences
+are equally long the two are the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from executor.arena import Arena
+from planner.documents import ModelSpec, Policy, Workload
+from planner.memory import aligned, context_tokens, group_sequences
+
+__all__ = ["GroupState"]
+
+
+class GroupState:
+    """Preallocated buffers of the largest group, and what a pass keeps in them.
+
+    Parameters
+    ----------
+    arena
+        Where the buffers are cut from.
+    model, policy, workload, dtype
+        Sizes.
+
+    Attributes
+    ----------
+    counts
+        Tokens of each sequence in this pass (0: finished).
+    past
+        Tokens of each sequence before this pass.
+    starts
+        Packed row at which each sequence begins; one more entry at the end.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        model: ModelSpec,
+        policy: Policy,
+        workload: Workload,
+        dtype: torch.dtype,
+    ) -> None:
+        self.batch_size = policy.batch_size
+        self.capacity = group_sequences(policy, workload)
+        self.context = context_tokens(workload)
+        self.prompt_tokens = workload.prompt_tokens
+        self._hidden_size = model.hidden_size
+        rows = self.capacity * workload.prompt_tokens
+        self._keys_values = _cut(
+            arena,
+            (
+                len(model.layers),
+                2,
+                self.capacity,
+                model.kv_heads,
+                self.context,
+                model.head_dim,
+            ),
+            dtype,
+        )
+        self._hidden = _cut(arena, (rows, model.hidden_size), dtype)
+        self._normed = _cut(arena, (rows, model.hidden_size), dtype)
+        self._sums = _cut(arena, (rows, model.hidden_size), torch.float32)
+        self.counts: list[int] = []
+        self.past: list[int] = []
+        self.starts: list[int] = [0]
+        self.longest = 0
+
+    @staticmethod
+    def arena_bytes(model: ModelSpec, policy: Policy, workload: Workload, width: int) -> int:
+        """Bytes that the constructor cuts from its arena."""
+        sequences = group_sequences(policy, workload)
+        rows = sequences * workload.prompt_tokens * model.hidden_size
+        kv = 2 * len(model.layers) * sequences * model.kv_heads * model.head_dim
+        return (
+            aligned(kv * context_tokens(workload) * width)
+            + 2 * aligned(rows * width)
+            + aligned(rows * 4)
+        )
+
+    def begin(self, counts: list[int], past: list[int]) -> None:
+        """Begin a pass: either a prefill (no past) or a decode pass (at most one token each)."""
+        if len(counts) > self.capacity or len(counts) != len(past):
+            raise ValueError(f"{len(counts)} sequences do not fit a group of {self.capacity}")
+        if any(past) and max(counts) > 1:
+            raise ValueError("a pass is a prefill or a decode pass, not both")
+        if any(a + b > self.context for a, b in zip(counts, past, strict=True)):
+            raise ValueError(f"a sequence is longer than {self.context} tokens")
+        self.counts, self.past = counts, past
+        self.longest = max(counts)
+        if self.longest > self.prompt_tokens:
+            raise ValueError(f"a prompt is longer than {self.prompt_tokens} tokens")
+        self.starts = [0]
+        for count in counts:
+            self.starts.append(self.starts[-1] + count)
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of this group, finished ones too."""
+        return len(self.counts)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of this pass."""
+        return self.starts[-1]
+
+    @property
+    def even(self) -> bool:
+        """Whether packed and padded rows are the same."""
+        return self.tokens == self.sequences * self.longest
+
+    @property
+    def hidden(self) -> torch.Tensor:
+        """Residual stream, padded: [sequences, longest, hidden]."""
+        rows = self.sequences * self.longest
+        return self._hidden[:rows].view(self.sequences, self.longest, self._hidden_size)
+
+    @property
+    def normed(self) -> torch.Tensor:
+        """Input of router, experts and dense MLP, packed: [tokens, hidden]."""
+        return self._normed[: self.tokens]
+
+    @property
+    def sums(self) -> torch.Tensor:
+        """Weighted sum over experts in float32, packed: [tokens, hidden]."""
+        return self._sums[: self.tokens]
+
+    def batch(self, index: int) -> range:
+        """Sequences of a batch."""
+        first = index * self.batch_size
+        return range(first, min(first + self.batch_size, self.sequences))
+
+    @property
+    def batches(self) -> int:
+        """Batches of this group."""
+        return -(-self.sequences // self.batch_size)
+
+    def batch_tokens(self, index: int) -> int:
+        """Tokens of a batch in this pass."""
+        batch = self.batch(index)
+        return self.starts[batch.stop] - self.starts[batch.start]
+
+    def keys_values(self, layer: int, first: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of some sequences: two [sequences, kv_heads, context, head_dim]."""
+        pair = self._keys_values[layer]
+        return pair[0, first:stop], pair[1, first:stop]
+
+    def last_rows(self) -> tuple[torch.Tensor, list[int]]:
+        """Hidden state of each unfinished sequence's last token, and which sequences they are."""
+        alive = [index for index, count in enumerate(self.counts) if count]
+        rows = torch.tensor([index * self.longest + self.counts[index] - 1 for index in alive])
+        return self._hidden.index_select(0, rows), alive
+
+
+class KeyValueWriter:
+    """What transformers' attention takes for a cache: writes into the group's buffers.
+
+    Parameters
+    ----------
+    state
+        The group.
+    layer, first, stop
+        Layer and sequences that are computed.
+    positions
+        In decode, the column of each sequence's new token; None in prefill, which writes from 0.
+    visible
+        Columns that decode looks at.
+    """
+
+    def __init__(
+        self,
+        state: GroupState,
+        layer: int,
+        first: int,
+        stop: int,
+        positions: torch.Tensor | None,
+        visible: int,
+    ) -> None:
+        self._keys, self._values = state.keys_values(layer, first, stop)
+        self._positions = positions
+        self._visible = visible
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, **_: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keep keys, values [sequences, kv_heads, tokens, head_dim]; return what is attended to."""
+        if self._positions is None:
+            length = keys.shape[2]
+            self._keys[:, :, :length] = keys
+            self._values[:, :, :length] = values
+            return keys, values
+        rows = torch.arange(keys.shape[0])
+        self._keys[rows, :, self._positions] = keys[:, :, 0]
+        self._values[rows, :, self._positions] = values[:, :, 0]
+        return self._keys[:, :, : self._visible], self._values[:, :, : self._visible]
+
+
+def _cut(arena: Arena, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    count = 1
+    for extent in shape:
+        count *= extent
+    return arena.tensor(arena.take(count * dtype.itemsize), shape, dtype)

@@ -1,0 +1,100 @@
+"""Text to tokens and back, with the checkpoint's own tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+from planner.checkpoint import Checkpoint
+from solvers.errors import CheckpointError
+
+__all__ = ["Tokenizer", "end_tokens", "load_tokenizer"]
+
+
+class Tokenizer(Protocol):
+    """Encodes as transformers does by default: special tokens are added, and left out of text."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of ``text``."""
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of token ids."""
+
+
+class _Fast:
+    """``tokenizer.json``, read by the tokenizers library alone: transformers adds nothing here."""
+
+    def __init__(self, path: Path) -> None:
+        import tokenizers
+
+        self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        # a file may ask for padding or truncation; prompts are taken as they are
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text).ids)
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+
+class _Slow:
+    """Any other tokenizer that transformers knows."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoTokenizer
+
+        self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text))
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a checkpoint.
+
+    Raises
+    ------
+    CheckpointError
+        If there is none that can be read.
+    """
+    path = folder / "tokenizer.json"
+    try:
+        if path.exists():
+            return _Fast(path)
+        if (folder / "tokenizer_config.json").exists():
+            return _Slow(folder)
+    except Exception as error:  # both libraries raise bare Exceptions
+        line = " ".join(str(error).split())
+        raise CheckpointError(f"{folder}: its tokenizer cannot be read: {line}") from error
+    raise CheckpointError(f"{folder}: has no tokenizer.json; give prompts as token ids")
+
+
+def end_tokens(checkpoint: Checkpoint) -> frozenset[int]:
+    """Tokens that end a sequence, as transformers' ``generate`` finds them.
+
+    ``generation_config.json`` counts where there is one, else ``config.json``.
+
+    Raises
+    ------
+    CheckpointError
+        If ``generation_config.json`` cannot be read.
+    """
+    path = checkpoint.folder / "generation_config.json"
+    values: dict[str, Any] = checkpoint.config
+    if path.exists():
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path}: cannot be read: {error}") from error
+    ends = values.get("eos_token_id") if isinstance(values, dict) else None
+    if isinstance(ends, int):
+        return frozenset({ends})
+    if isinstance(ends, list):
+        return frozenset(token for token in ends if isinstance(token, int))
+    return frozenset()

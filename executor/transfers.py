@@ -1,0 +1,180 @@
+"""The copy channel: one reader thread that carries out what the schedule chooses."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from executor.recorder import Recorder
+from executor.schedule import Chunk, Routed, Schedule
+from executor.units import Unit
+from planner.documents import Event
+from solvers.errors import MoeplanError, RunError
+
+__all__ = ["Transfers"]
+
+_JOIN_SECONDS = 60.0
+
+
+class Transfers:
+    """Copies units into slots while compute goes on.
+
+    The schedule is touched under one lock only; reading happens outside it.
+
+    Parameters
+    ----------
+    schedule
+        What to copy next.
+    copy
+        Reads one chunk into its slot.
+    recorder
+        Where copies are recorded.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        copy: Callable[[Chunk], None],
+        recorder: Recorder,
+    ) -> None:
+        self._schedule = schedule
+        self._copy = copy
+        self._recorder = recorder
+        self._changed = threading.Condition()
+        self._failure: Exception | None = None
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="moeplan-reader", daemon=True)
+
+    def start(self) -> None:
+        """Let the channel begin."""
+        self._thread.start()
+
+    # --- the reader thread --------------------------------------------------------------------
+
+    def _run(self) -> None:
+        segment: list[int] = []
+        current: Chunk | None = None
+        try:
+            while True:
+                with self._changed:
+                    chunk = None if self._stopping else self._schedule.next_chunk()
+                    while chunk is None and not self._stopping:
+                        self._close_segment(current, segment)
+                        current = None
+                        self._changed.wait()
+                        chunk = None if self._stopping else self._schedule.next_chunk()
+                if chunk is None:
+                    break
+                if current is None or (chunk.unit, chunk.kind) != (current.unit, current.kind):
+                    self._close_segment(current, segment)
+                    segment[:] = [time.perf_counter_ns(), 0, 0]
+                current = chunk
+                self._copy(chunk)
+                segment[1] = time.perf_counter_ns()
+                segment[2] += chunk.size_bytes
+                with self._changed:
+                    if self._schedule.chunk_copied():
+                        self._close_segment(current, segment)
+                        current = None
+                    self._changed.notify_all()
+        except Exception as error:  # noqa: BLE001 - compute raises it, see ``_check``
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+        self._close_segment(current, segment)
+
+    def _close_segment(self, chunk: Chunk | None, segment: list[int]) -> None:
+        if chunk is None or not segment or not segment[2]:
+            return
+        origin = self._recorder.origin_ns
+        self._recorder.copy(
+            Event(
+                chunk.kind,
+                "disk",
+                chunk.pass_index,
+                chunk.unit.stage,
+                chunk.unit.item,
+                segment[0] - origin,
+                segment[1] - origin,
+                0,
+                segment[2],
+            )
+        )
+        segment.clear()
+
+    # --- what compute calls -------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            if isinstance(self._failure, MoeplanError):
+                raise self._failure
+            raise RuntimeError("the reader thread failed") from self._failure
+
+    def enter(self, pass_index: int, stage: int) -> None:
+        """Compute begins a stage."""
+        with self._changed:
+            self._check()
+            self._schedule.enter(pass_index, stage)
+            self._changed.notify_all()
+
+    def wait(self, unit: Unit) -> tuple[int | None, bool]:
+        """Wait until ``unit`` is on the device: its slot (None: resident), and whether it waited.
+
+        Raises
+        ------
+        RunError
+            If the channel failed.
+        """
+        with self._changed:
+            waited = False
+            while not self._schedule.ready(unit):
+                self._check()
+                waited = True
+                self._changed.wait()
+            self._check()
+            return self._schedule.slot(unit), waited
+
+    def route(self, active: list[Unit], dense_stage: int | None) -> Routed:
+        """The router has spoken: free the stage's dense part and queue what is missing."""
+        with self._changed:
+            self._check()
+            if dense_stage is not None:
+                self._schedule.release_dense(dense_stage)
+            routed = self._schedule.route(active)
+            self._changed.notify_all()
+            return routed
+
+    def release_dense(self, stage: int) -> None:
+        """A layer without experts is done with its dense part."""
+        with self._changed:
+            self._schedule.release_dense(stage)
+            self._changed.notify_all()
+
+    def computed(self, unit: Unit) -> None:
+        """A computation from ``unit`` has ended."""
+        with self._changed:
+            self._schedule.computed(unit)
+            self._changed.notify_all()
+
+    @property
+    def wasted_bytes(self) -> int:
+        """Bytes copied for prefetches that were not used."""
+        with self._changed:
+            return self._schedule.wasted_bytes
+
+    def close(self) -> None:
+        """Stop after the chunk on the channel.
+
+        Raises
+        ------
+        RunError
+            If the reader does not come back from a read.
+        """
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_SECONDS)
+            if self._thread.is_alive():
+                raise RunError(f"a read did not come back within {_JOIN_SECONDS:.0f} s")

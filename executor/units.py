@@ -1,0 +1,133 @@
+"""What one copy brings: the units of a model, their sizes, and what a policy does with each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from planner.documents import ModelSpec, Policy
+from solvers.errors import DocumentError
+
+__all__ = ["Unit", "Units", "check_policy", "head_tile_span", "model_units"]
+
+
+class Unit(NamedTuple):
+    """One dense part, expert or head tile.
+
+    ``stage`` is the layer, or the number of layers for the head; ``item`` the expert or the tile,
+    -1 for a dense part.
+    """
+
+    stage: int
+    kind: Literal["dense", "expert", "head"]
+    item: int
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """The units of one model under one policy.
+
+    Attributes
+    ----------
+    layers
+        Number of decoder layers; the head is the stage after the last.
+    sizes
+        Bytes that each unit's copy moves.
+    resident
+        Units that are never copied during a run.
+    chain
+        For each stage, what the chain copies there, in order: the dense part, then prefetches (in
+        the stage of the head: its streamed tiles).
+    """
+
+    layers: int
+    sizes: Mapping[Unit, int]
+    resident: frozenset[Unit]
+    chain: tuple[tuple[Unit, ...], ...]
+
+
+def head_tile_span(model: ModelSpec, policy: Policy, tile: int) -> tuple[int, int]:
+    """First vocabulary row of a tile, and the row after its last."""
+    start = tile * policy.head_tile_rows
+    return start, min(start + policy.head_tile_rows, model.vocab_size)
+
+
+def model_units(model: ModelSpec, policy: Policy, sizes: Mapping[Unit, int] | None = None) -> Units:
+    """Units of ``model`` under ``policy``; ``sizes`` are the model's own bytes if not given."""
+    count = len(model.layers)
+    own: dict[Unit, int] = {}
+    resident: set[Unit] = set()
+    chain: list[tuple[Unit, ...]] = []
+    for index, (layer, spec) in enumerate(zip(policy.layers, model.layers, strict=True)):
+        dense = Unit(index, "dense", -1)
+        own[dense] = spec.dense_bytes
+        for expert in range(spec.experts):
+            own[Unit(index, "expert", expert)] = spec.expert_bytes
+        resident.update(Unit(index, "expert", expert) for expert in layer.resident)
+        streamed = () if layer.dense_resident else (dense,)
+        if layer.dense_resident:
+            resident.add(dense)
+        chain.append((*streamed, *(Unit(index, "expert", expert) for expert in layer.prefetch)))
+    tiles = []
+    for tile in range(policy.head_tiles):
+        start, stop = head_tile_span(model, policy, tile)
+        unit = Unit(count, "head", tile)
+        own[unit] = (stop - start) * model.hidden_size * model.dtype_bytes
+        if tile < policy.resident_head_tiles:
+            resident.add(unit)
+        else:
+            tiles.append(unit)
+    chain.append(tuple(tiles))
+    return Units(count, own if sizes is None else sizes, frozenset(resident), tuple(chain))
+
+
+def check_policy(model: ModelSpec, policy: Policy) -> None:
+    """Refuse a policy that does not fit the model or could come to a standstill.
+
+    Raises
+    ------
+    DocumentError
+        Naming the field at fault.
+    """
+    if len(policy.layers) != len(model.layers):
+        raise DocumentError(
+            f"plan: policy.layers has {len(policy.layers)} entries; the model has "
+            f"{len(model.layers)} layers"
+        )
+    demanded = False
+    for index, (layer, spec) in enumerate(zip(policy.layers, model.layers, strict=True)):
+        chosen = (*layer.resident, *layer.prefetch)
+        where = f"plan: policy.layers.{index}"
+        if any(expert >= spec.experts for expert in chosen):
+            raise DocumentError(
+                f"{where} names expert {max(chosen)}; the layer has {spec.experts} experts"
+            )
+        if len(set(chosen)) != len(chosen):
+            raise DocumentError(f"{where} names an expert twice in resident and prefetch")
+        demanded |= len(chosen) < spec.experts
+    covered = policy.head_tile_rows * policy.head_tiles
+    if not covered - policy.head_tile_rows < model.vocab_size <= covered:
+        raise DocumentError(
+            f"plan: policy.head_tiles: {policy.head_tiles} tiles of {policy.head_tile_rows} rows "
+            f"do not fit a vocabulary of {model.vocab_size}"
+        )
+    if policy.resident_head_tiles > policy.head_tiles:
+        raise DocumentError("plan: policy.resident_head_tiles exceeds policy.head_tiles")
+    if any(not layer.dense_resident for layer in policy.layers) and policy.dense_slots < 1:
+        raise DocumentError("plan: policy.dense_slots is 0, but dense parts are not resident")
+    streams = (
+        demanded
+        or any(layer.prefetch for layer in policy.layers)
+        or policy.resident_head_tiles < policy.head_tiles
+    )
+    if streams and policy.slots < 1:
+        raise DocumentError("plan: policy.slots is 0, but experts or head tiles are not resident")
+    if streams and policy.reserve > policy.slots:
+        raise DocumentError("plan: policy.reserve exceeds policy.slots")
+    # a prefetch for a later stage may hold every slot but the reserve, and a cached expert that
+    # the chain skipped may be evicted: without a reserve a demanded copy would wait for ever
+    if policy.reserve < 1 and (demanded or (streams and policy.eviction == "lru")):
+        raise DocumentError(
+            "plan: policy.reserve is 0, but copies may be demanded; 1 or more are needed"
+        )

@@ -1,0 +1,167 @@
+"""Tiny random checkpoints, and plans made by hand."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from executor import open_weights
+from planner.documents import (
+    Inputs,
+    LayerPolicy,
+    Locations,
+    ModelSpec,
+    Plan,
+    Policy,
+    Predicted,
+    PredictedTotals,
+    Range,
+    Timeline,
+    Workload,
+)
+from planner.memory import account_device, smallest_policy
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "mixtral": {
+        "num_hidden_layers": 3,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+    "qwen3_moe": {
+        "num_hidden_layers": 5,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [0],
+        "decoder_sparse_step": 2,
+    },
+    "olmoe": {
+        "num_hidden_layers": 3,
+        "num_experts": 16,
+        "num_experts_per_tok": 4,
+        "intermediate_size": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "clip_qkv": 2.0,
+    },
+}
+COMMON: dict[str, Any] = {
+    "hidden_size": 64,
+    "vocab_size": 211,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "initializer_range": 0.2,
+}
+
+
+def write_checkpoint(family: str, folder: Path, dtype: torch.dtype, **changes: Any) -> None:
+    """A checkpoint of random weights, written by transformers."""
+    config_class, model_class = {
+        "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
+        "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
+        "olmoe": (transformers.OlmoeConfig, transformers.OlmoeForCausalLM),
+    }[family]
+    torch.manual_seed(7)
+    model = model_class(config_class(**{**COMMON, **SHAPES[family], **changes}))
+    model.to(dtype).save_pretrained(folder)
+
+
+@pytest.fixture(scope="session")
+def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """``checkpoint_of(family, dtype, **changes)``: each made once a session."""
+    made: dict[tuple[Any, ...], Path] = {}
+
+    def make(family: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
+        key = (family, dtype, *sorted((k, str(v)) for k, v in changes.items()))
+        if key not in made:
+            folder = tmp_path_factory.mktemp(family)
+            write_checkpoint(family, folder, dtype, **changes)
+            made[key] = folder
+        return made[key]
+
+    return make
+
+
+def make_plan(
+    checkpoint: Path,
+    policy: Policy,
+    workload: Workload,
+    *,
+    store: Path | None = None,
+    budget_bytes: int | None = None,
+) -> Plan:
+    """A plan with this policy; its budget is what the policy needs unless given."""
+    with open_weights(checkpoint, store) as source:
+        model, store_fingerprint = source.model, source.store_fingerprint
+    account = account_device(model, policy, workload, model.dtype_bytes, 0)
+    capacity = account.peak_bytes if budget_bytes is None else budget_bytes
+    nothing = PredictedTotals(0, 0, 0, 0, 0, 0, {})
+    return Plan(
+        solver="by hand",
+        stop="rule",
+        objective_name="throughput",
+        objective=1.0,
+        bound=None,
+        bound_class=None,
+        gap=None,
+        inputs=Inputs(
+            *("0" * 64,) * 4,
+            checkpoint_fingerprint=model.fingerprint,
+            store_fingerprint=store_fingerprint,
+        ),
+        locations=Locations("no profile", str(checkpoint), None if store is None else str(store)),
+        workload=workload,
+        device="cpu",
+        dtype=model.dtype,
+        policy=policy,
+        memory={"device": replace(account, capacity_bytes=capacity)},
+        predicted=Predicted(Range(0, 0, 0), Range(0, 0, 0), 0, nothing, Timeline.of([])),
+        chosen_over={},
+        notes=(),
+    )
+
+
+def everything_resident(model: ModelSpec, **changes: Any) -> Policy:
+    """Nothing streams."""
+    base = smallest_policy(model, model.dtype_bytes)
+    return replace(
+        base,
+        layers=tuple(LayerPolicy(True, tuple(range(spec.experts)), ()) for spec in model.layers),
+        resident_head_tiles=base.head_tiles,
+        slots=0,
+        dense_slots=0,
+        reserve=0,
+        **changes,
+    )
+
+
+@pytest.fixture(scope="session")
+def helpers() -> Any:
+    """The functions above, for test modules (which cannot import this file)."""
+
+    class Helpers:
+        plan = staticmethod(make_plan)
+        resident = staticmethod(everything_resident)
+        write_checkpoint = staticmethod(write_checkpoint)
+
+    return Helpers
