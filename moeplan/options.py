@@ -12,10 +12,13 @@ from pathlib import Path
 from solvers.errors import InputError, OptionError
 
 __all__ = [
+    "check_new_folder",
     "check_output",
+    "optional_bandwidth",
     "parse_bandwidth",
     "parse_size",
     "read_prompts",
+    "read_texts",
     "split_names",
 ]
 
@@ -85,8 +88,15 @@ def parse_bandwidth(text: str, option: str) -> int:
     return parse_size(stripped[:-2], option)
 
 
-def split_names(text: str, known: Sequence[str], option: str) -> tuple[str, ...]:
-    """Names from ``a,b,c``, each once and each one of ``known``.
+def optional_bandwidth(text: str | None, option: str) -> int | None:
+    """As ``parse_bandwidth``; None where the option was not given."""
+    return None if text is None else parse_bandwidth(text, option)
+
+
+def split_names(
+    text: str, known: Sequence[str], option: str, most: int | None = None
+) -> tuple[str, ...]:
+    """Names from ``a,b,c``, each once, each one of ``known``, and at most ``most`` of them.
 
     Raises
     ------
@@ -99,6 +109,8 @@ def split_names(text: str, known: Sequence[str], option: str) -> tuple[str, ...]
     for name in names:
         if name not in known:
             raise OptionError(f"{option} {name!r} is unknown; choose from {', '.join(known)}")
+    if most is not None and len(names) > most:
+        raise OptionError(f"{option} {text!r} names {len(names)}; give one")
     return names
 
 
@@ -120,6 +132,53 @@ def check_output(path: Path, option: str, inputs: Sequence[Path | None] = ()) ->
         raise OptionError(f"{option} {path}: the folder {parent} does not exist")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise OptionError(f"{option} {path}: the folder {parent} cannot be written to")
+
+
+def check_new_folder(
+    path: Path, option: str, mark: str, inputs: Sequence[Path | None] = ()
+) -> None:
+    """Make sure, before any long work, that a folder of ours can be made or renewed at ``path``.
+
+    Parameters
+    ----------
+    path, option
+        The folder, and the option that names it.
+    mark
+        A file that says that a folder is one of ours; any other folder that is not empty is
+        refused.
+    inputs
+        Folders that are read.
+
+    Raises
+    ------
+    OptionError
+        If ``path`` is a file, an input, a foreign folder, or cannot be written to.
+    """
+    if path.exists() and not path.is_dir():
+        raise OptionError(f"{option} {path} is a file; name a folder")
+    for other in inputs:
+        if other is not None and path.resolve() == other.resolve():
+            raise OptionError(f"{option} {path} is one of the inputs; name another folder")
+    if path.is_dir():
+        if not (path / mark).exists() and any(path.iterdir()):
+            raise OptionError(f"{option} {path} holds other files; name a new folder")
+        check_output(path / mark, option)
+    else:
+        check_output(path, option)
+
+
+def read_texts(path: Path) -> list[str]:
+    """Prompts from a file that must hold text, not token ids.
+
+    Raises
+    ------
+    InputError
+        As ``read_prompts``, and for token ids.
+    """
+    texts = [prompt for prompt in read_prompts(path) if isinstance(prompt, str)]
+    if not texts:
+        raise OptionError(f"--prompts {path}: text is needed here, not token_ids")
+    return texts
 
 
 def read_prompts(path: Path) -> list[str] | list[list[int]]:

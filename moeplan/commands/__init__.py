@@ -1,4 +1,4 @@
-"""What each command does: ``look`` at documents, and the table of all commands."""
+"""What each command does: ``make`` documents, ``use`` a plan, ``look`` at what is there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from moeplan.commands import look
+from moeplan.commands import look, make, use
 
 __all__ = ["app"]
 
@@ -38,5 +38,12 @@ def root(
     """Plan and run Mixture-of-Experts language models that do not fit in fast memory."""
 
 
+app.command("synth")(make.synth)
+app.command("pack")(make.pack)
+app.command("profile")(make.profile)
+app.command("plan")(make.plan)
+app.command("check")(use.check)
+app.command("run")(use.run)
+app.command("verify")(use.verify)
 app.command("show")(look.show)
 app.command("schema")(look.schema)

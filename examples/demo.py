@@ -1,0 +1,154 @@
+"""The whole job, twice: the trained example checkpoint, then a bulk one of over 1.5 GB.
+
+Each step is a command that you can type yourself; it is printed before it runs. Everything lands
+in ``build/demo``; the bulk checkpoint is kept for the next time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLE = Path("examples/pycode-moe")
+CONFIG = Path("examples/configs/bulk-mixtral.json")
+DEMO = Path("build/demo")
+BULK = DEMO / "bulk"
+BULK_LAYERS = 9
+BULK_REQUESTS, BULK_PROMPT, BULK_NEW = 64, 32, 8
+
+console = Console(highlight=False)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table at the end."""
+
+    name: str
+    weights_bytes: int
+    budget_bytes: int
+    plan: dict[str, Any]
+    run: dict[str, Any]
+
+
+def moeplan(*arguments: str | Path) -> dict[str, Any]:
+    """Run one command and give back its JSON document; stop the demo where it fails."""
+    words = [str(argument) for argument in arguments]
+    console.print(f"$ moeplan {shlex.join(words)}", style="bold")
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "moeplan", *words, "--json"], stdout=subprocess.PIPE, check=False
+    )
+    if done.returncode != 0:
+        sys.exit(f"demo: the command above ended with exit code {done.returncode}")
+    console.print(f"  {time.monotonic() - start:.1f} s", style="dim")
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def job(name: str, folder: Path, memory: str, load: tuple[int, int, int], *source: Any) -> Row:
+    """profile, plan, check, run, verify and show for one checkpoint."""
+    checkpoint, prompts, *extra = source
+    requests, prompt_tokens, new_tokens = load
+    plan, trace = folder / "plan.json", folder / "trace.json"
+    profile = moeplan(
+        "profile", checkpoint, "--memory", memory, "--out", folder / "profile", *extra
+    )
+    planned = moeplan(
+        *("plan", folder / "profile", "--memory", memory, "--requests", str(requests)),
+        *("--prompt-tokens", str(prompt_tokens), "--new-tokens", str(new_tokens)),
+        *("--out", plan),
+    )
+    moeplan("check", plan)
+    ran = moeplan(
+        *("run", plan, "--prompts", prompts, "--max-new-tokens", str(new_tokens)),
+        *("--out", folder / "outputs.jsonl", "--trace", trace),
+    )
+    moeplan("verify", plan, trace)
+    moeplan("show", plan, trace, "--html", folder / "report.html")
+    return Row(name, profile["weights_bytes"], profile["memory_bytes"], planned, ran)
+
+
+def example() -> Row:
+    """The trained example, within less than half of its weights, from a packed store."""
+    folder = DEMO / "example"
+    folder.mkdir(parents=True, exist_ok=True)
+    moeplan("pack", EXAMPLE, folder / "store")
+    size = sum(path.stat().st_size for path in EXAMPLE.glob("*.safetensors"))
+    prompts = folder / "prompts.txt"
+    lines = (
+        "def main(argv):",
+        "import os, sys",
+        "class Stack:",
+        "for name in names:",
+        "The module",
+    )
+    prompts.write_text("\n".join(lines[i % len(lines)] for i in range(16)) + "\n")
+    memory = f"{int(size * 0.45) >> 10}KiB"
+    store = ("--store", folder / "store")
+    return job("pycode-moe", folder, memory, (16, 32, 16), EXAMPLE, prompts, *store)
+
+
+def bulk() -> Row:
+    """Random weights of a real shape: for speed and size, not for what it says."""
+    folder = DEMO / "bulk-run"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (BULK / "config.json").exists() or not list(BULK.glob("*.safetensors")):
+        moeplan("synth", CONFIG, "--layers", str(BULK_LAYERS), "--out", BULK)
+    rng = random.Random(0)
+    vocabulary = json.loads((BULK / "config.json").read_text())["vocab_size"]
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text(
+        "".join(
+            json.dumps(
+                {
+                    "token_ids": [
+                        rng.randrange(5, vocabulary) for _ in range(rng.randint(8, BULK_PROMPT))
+                    ]
+                }
+            )
+            + "\n"
+            for _ in range(BULK_REQUESTS)
+        )
+    )
+    load = (BULK_REQUESTS, BULK_PROMPT, BULK_NEW)
+    return job("bulk (random weights)", folder, "400MiB", load, BULK, prompts)
+
+
+def main() -> None:
+    """Run both jobs and print what was promised beside what was measured."""
+    os.chdir(ROOT)
+    start = time.monotonic()
+    table = Table(title="tokens/s in all: prefill and decode together")
+    for heading in ("checkpoint", "weights", "budget", "predicted", "measured", "off by"):
+        table.add_column(heading, justify="left" if heading == "checkpoint" else "right")
+    for row in (example(), bulk()):
+        predicted = row.plan["predicted"]["tokens_per_second"]
+        measured = row.run["tokens_per_second"]
+        table.add_row(
+            row.name,
+            f"{row.weights_bytes / 2**20:,.0f} MiB",
+            f"{row.budget_bytes / 2**20:,.0f} MiB",
+            f"{predicted['value']:.3g} ({predicted['low']:.3g} to {predicted['high']:.3g})",
+            f"{measured:.3g}",
+            f"{100 * (measured / predicted['value'] - 1):+.0f}%",
+        )
+    console.print(table)
+    report = DEMO / "report.html"
+    report.write_bytes((DEMO / "bulk-run" / "report.html").read_bytes())
+    console.print(f"{time.monotonic() - start:.0f} s. The report: {report}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""Commands that make something: ``synth``, ``pack``, ``profile``, ``plan`` and ``compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from moeplan.commands.common import (
+    Json,
+    Memory,
+    NewTokens,
+    ProfileFolder,
+    PromptTokens,
+    Requests,
+    Seed,
+    TimeLimit,
+    model_of,
+    plain,
+    plan_summary,
+    reporter_of,
+    workload_of,
+)
+from moeplan.options import (
+    check_new_folder,
+    check_output,
+    optional_bandwidth,
+    parse_size,
+    read_texts,
+    split_names,
+)
+from moeplan.output import human_bytes, human_time
+from moeplan.words import explain_plan, memory_bars
+from planner.documents import Channel, ProfileIndex, document_hash, write_document
+from planner.profiles import Profile, load_profile
+from solvers.errors import OptionError
+
+__all__ = ["pack", "plan", "profile", "synth"]
+
+_DEFAULT_TIME_LIMIT = 10.0
+
+
+def synth(
+    ctx: typer.Context,
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="A config.json, or a folder with one.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the checkpoint.")],
+    layers: Annotated[
+        int | None, typer.Option("--layers", min=1, help="Layers (as many as CONFIG has).")
+    ] = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Write a checkpoint with a real model's shapes and random weights, labelled synthetic."""
+    from executor.synth import write_synthetic
+
+    reporter = reporter_of(ctx)
+    with reporter.steps("synth") as progress:
+        write_synthetic(config, out, layers=layers, seed=seed, progress=progress)
+    from planner.model_spec import read_model
+
+    model = read_model(out)
+    reporter.show(
+        Text(
+            f"{out}: {model.family}, {len(model.layers)} layers, {model.parameters:,} parameters, "
+            f"{human_bytes(model.total_bytes)} in {model.dtype}; the weights are random"
+        )
+    )
+    reporter.result(
+        {
+            "checkpoint": str(out),
+            "family": model.family,
+            "layers": len(model.layers),
+            "parameters": model.parameters,
+            "size_bytes": model.total_bytes,
+            "dtype": model.dtype,
+            "synthetic": model.synthetic,
+            "fingerprint": model.fingerprint,
+        }
+    )
+
+
+def pack(
+    ctx: typer.Context,
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT")],
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="Folder for the store.")],
+    as_json: Json = False,
+) -> None:
+    """Rewrite a checkpoint so that one direct read fetches one expert. Can be taken up again."""
+    import executor
+
+    reporter = reporter_of(ctx)
+    with reporter.steps("pack") as progress:
+        summary = executor.pack(checkpoint, store, progress)
+    again = f", {summary.reused_units} of them from before" if summary.reused_units else ""
+    reporter.show(
+        Text(f"{store}: {summary.units} units{again}, {human_bytes(summary.size_bytes)}, verified")
+    )
+    reporter.result(plain(summary))
+
+
+def profile(
+    ctx: typer.Context,
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT")],
+    memory: Memory,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the profile.")],
+    device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
+    disk_bandwidth: Annotated[
+        str | None,
+        typer.Option("--disk-bandwidth", help="Slow the disk down to this, as in 1GB/s."),
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option("--store", help="A store that was packed from CHECKPOINT.")
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option("--prompts", help="Text to record routing on (.txt or .jsonl; bundled)."),
+    ] = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Measure this machine with this checkpoint, and record which experts its tokens choose."""
+    reporter = reporter_of(ctx)
+    memory_bytes = parse_size(memory, "--memory")
+    pace = optional_bandwidth(disk_bandwidth, "--disk-bandwidth")
+    if device not in ("cpu", "cuda"):
+        raise OptionError(f"--device {device!r} is unknown; choose cpu or cuda")
+    texts = read_texts(prompts) if prompts is not None else None
+    check_new_folder(out, "--out", "profile.json", [checkpoint, store])
+    from profiler import profile_checkpoint
+
+    with reporter.steps("profile") as progress:
+        index = profile_checkpoint(
+            checkpoint,
+            out,
+            memory_bytes=memory_bytes,
+            device=device,
+            paced_bytes_per_second=pace,
+            store=store,
+            prompts=texts,
+            seed=seed,
+            progress=progress,
+        )
+    made = load_profile(out)
+    table = Table.grid(padding=(0, 2))
+    for channel in made.hardware.channels:
+        table.add_row(channel.name, _channel_words(channel))
+    for kind, curve in made.costs.curves.items():
+        most = curve.rows[-1]
+        table.add_row(
+            kind.replace("_", " "),
+            f"{human_time(curve(1))} for 1 row, {human_time(curve(most))} for {most:,}",
+        )
+    reporter.show(
+        Text(
+            f"{out}: {made.model.name}, {human_bytes(made.model.total_bytes)} of weights, on "
+            f"{made.hardware.processor}; routing of {made.routing.tokens:,} tokens in "
+            f"{made.routing.sequences:,} sequences"
+        )
+    )
+    reporter.show(table)
+    reporter.result(_profile_summary(made, index))
+
+
+def _channel_words(channel: Channel) -> str:
+    bandwidth = channel.bandwidth_bytes_per_second
+    paced = "" if channel.paced_bytes_per_second is None else ", paced"
+    return (
+        f"{bandwidth.value / 1e9:.2f} GB/s, {human_time(channel.latency_ns.value)} to begin "
+        f"({bandwidth.source}{paced})"
+    )
+
+
+def _profile_summary(made: Profile, index: ProfileIndex) -> dict[str, object]:
+    return {
+        "profile": str(made.folder),
+        "hash": document_hash(index),
+        "weights_bytes": made.model.total_bytes,
+        "channels": plain(made.hardware.channels),
+        "routing_tokens": made.routing.tokens,
+        **plain(index),
+    }
+
+
+def plan(
+    ctx: typer.Context,
+    profile_folder: ProfileFolder,
+    memory: Memory,
+    requests: Requests = 64,
+    prompt_tokens: PromptTokens = 64,
+    new_tokens: NewTokens = 16,
+    objective: Annotated[str, typer.Option("--objective", help="What is best.")] = "throughput",
+    solver: Annotated[str, typer.Option("--solver", help="Back end or strategy.")] = "cpsat",
+    time_limit: TimeLimit = None,
+    seed: Seed = 0,
+    out: Annotated[Path, typer.Option("--out", help="File for the plan.")] = Path("plan.json"),
+    as_json: Json = False,
+) -> None:
+    """Choose what stays in memory, what is copied ahead, and how many sequences share a copy."""
+    from planner.check import check_plan
+    from planner.solve import OBJECTIVES, SOLVERS, make_plan
+
+    reporter = reporter_of(ctx)
+    memory_bytes = parse_size(memory, "--memory")
+    (objective,) = split_names(objective, OBJECTIVES, "--objective", most=1)
+    (solver,) = split_names(solver, SOLVERS, "--solver", most=1)
+    documents = ("profile.json", "hardware.json", "model.json", "costs.json", "routing.json")
+    check_output(out, "--out", [profile_folder / name for name in documents])
+    loaded = load_profile(profile_folder)
+    with reporter.steps("plan") as progress:
+        made = make_plan(
+            loaded,
+            workload_of(requests, prompt_tokens, new_tokens),
+            memory_bytes=memory_bytes,
+            solver=solver,
+            objective=objective,
+            time_limit_seconds=_DEFAULT_TIME_LIMIT if time_limit is None else time_limit,
+            seed=seed,
+            progress=progress,
+        )
+    faults = check_plan(made, loaded)
+    if faults:
+        # the plan's maker and the checker disagree: a bug, which must not leave as a plan
+        raise RuntimeError(f"the checker refuses the new plan: {faults}")
+    write_document(made, out)
+    for paragraph in explain_plan(made, model_of(made)):
+        reporter.show(Text(paragraph + "\n"))
+    account = made.memory["device"]
+    reporter.show(memory_bars(account.by_purpose, account.capacity_bytes))
+    reporter.show(Text(f"\nThe plan is in {out}"))
+    reporter.result({**plan_summary(made), "plan": str(out)})

@@ -1,0 +1,191 @@
+"""Commands that use a plan: ``check``, ``run`` and ``verify``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from moeplan.commands.common import Json, plain, reporter_of, trace_summary
+from moeplan.options import check_output, optional_bandwidth, read_prompts
+from moeplan.output import human_bytes, human_time
+from moeplan.words import explain_trace
+from planner.documents import Plan, Trace, load_document, write_atomic, write_document
+from planner.profiles import load_profile
+from solvers.errors import OptionError
+
+__all__ = ["check", "run", "verify"]
+
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A file of 'moeplan plan'.")]
+ProfileOption = Annotated[
+    Path | None, typer.Option("--profile", help="The profile (where it lay when planning).")
+]
+
+
+def check(
+    ctx: typer.Context, plan_file: PlanFile, profile: ProfileOption = None, as_json: Json = False
+) -> int:
+    """Check a plan with code that shares nothing with the solvers; print every violation."""
+    from planner.check import check_plan
+
+    reporter = reporter_of(ctx)
+    plan = load_document(Plan, plan_file)
+    folder = profile if profile is not None else Path(plan.locations.profile)
+    loaded = load_profile(folder) if profile is not None or folder.is_dir() else None
+    if loaded is None:
+        reporter.note(
+            f"the profile {folder} is not there: only what the plan alone tells is checked "
+            "(--profile DIR names another place)"
+        )
+    violations = check_plan(plan, loaded)
+    for violation in violations:
+        reporter.show(Text(f"{violation.reason}: {violation.where}: {violation.message}"))
+    against = f"against {folder}" if loaded is not None else "by itself"
+    if not violations:
+        reporter.show(Text(f"{plan_file}: checked {against}, no violation"))
+    reporter.result(
+        {
+            "plan": str(plan_file),
+            "profile": str(folder) if loaded is not None else None,
+            "violations": plain(violations),
+        }
+    )
+    return 1 if violations else 0
+
+
+def run(
+    ctx: typer.Context,
+    plan_file: PlanFile,
+    prompts: Annotated[
+        Path,
+        typer.Option("--prompts", help="A .txt (a prompt a line) or a .jsonl (see the docs)."),
+    ],
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option("--max-new-tokens", min=1, help="New tokens for each (as planned)."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="File for the outputs, one JSON object a line.")
+    ] = None,
+    trace: Annotated[Path | None, typer.Option("--trace", help="File for the trace.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option("--checkpoint", help="The checkpoint, if it has moved.")
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option("--store", help="The packed store, if it has moved.")
+    ] = None,
+    profile: ProfileOption = None,
+    disk_bandwidth: Annotated[
+        str | None,
+        typer.Option("--disk-bandwidth", help="Slow the disk down (as when it was profiled)."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Carry a plan out on prompts."""
+    reporter = reporter_of(ctx)
+    plan = load_document(Plan, plan_file)
+    asked = read_prompts(prompts)
+    for path, option in ((out, "--out"), (trace, "--trace")):
+        if path is not None:
+            check_output(path, option, [plan_file, prompts])
+    if out is not None and trace is not None and out.absolute() == trace.absolute():
+        raise OptionError(f"--out and --trace both name {out}")
+    pace = optional_bandwidth(disk_bandwidth, "--disk-bandwidth")
+    if pace is None:
+        pace = _profiled_pace(profile if profile is not None else Path(plan.locations.profile))
+    from executor import Engine
+
+    with Engine.from_plan(
+        plan, checkpoint=checkpoint, store=store, profile=profile, paced_bytes_per_second=pace
+    ) as engine:
+        with reporter.steps("run") as progress:
+            outputs = engine.generate(
+                asked,
+                plan.workload.new_tokens if max_new_tokens is None else max_new_tokens,
+                progress,
+            )
+        made = engine.trace()
+    lines: list[dict[str, Any]] = [
+        {"prompt": output.prompt, "text": output.text, "token_ids": list(output.token_ids)}
+        for output in outputs
+    ]
+    if out is not None:
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        write_atomic(out, text.encode())
+    else:
+        for line in lines:
+            reporter.show(Text(f"{line['prompt']}", "dim").append(f"{line['text']}\n", "default"))
+    if trace is not None:
+        write_document(made, trace)
+    for paragraph in explain_trace(made, plan):
+        reporter.show(Text(paragraph + "\n"))
+    reporter.result(
+        {
+            **trace_summary(made, len(outputs)),
+            "requests": len(outputs),
+            "outputs": lines if out is None else str(out),
+            "trace": str(trace) if trace is not None else None,
+        }
+    )
+
+
+def _profiled_pace(folder: Path) -> int | None:
+    """What the profile's disk was slowed down to, so that a run is like its prediction."""
+    if not (folder / "profile.json").exists():
+        return None
+    channels = load_profile(folder).hardware.channels
+    return next((c.paced_bytes_per_second for c in channels if c.name == "disk"), None)
+
+
+def verify(
+    ctx: typer.Context,
+    plan_file: PlanFile,
+    trace_file: Annotated[Path, typer.Argument(metavar="TRACE", help="Its run's trace.")],
+    max_error: Annotated[
+        float | None,
+        typer.Option(
+            "--max-error", min=0.0, help="Exit with 1 if tokens/s is further off (0.2 is 20%)."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Compare predicted with measured, operation kind by operation kind, and the whole."""
+    from profiler.verify import verify as compare_with
+
+    reporter = reporter_of(ctx)
+    plan, trace = load_document(Plan, plan_file), load_document(Trace, trace_file)
+    found = compare_with(plan, trace)
+    speed, decode = found.tokens_per_second, found.decode_tokens_per_second
+    within = max_error is None or (speed.error is not None and abs(speed.error) <= max_error)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for heading in ("predicted", "measured", "predicted / measured"):
+        table.add_column(heading, justify="right")
+    for label, rate in (("tokens/s in all", speed), ("tokens/s in decode", decode)):
+        ratio = f"{1 + rate.error:.2f}" if rate.error is not None else "–"
+        promised = (
+            f"{rate.predicted.value:.4g} ({rate.predicted.low:.4g}–{rate.predicted.high:.4g})"
+        )
+        table.add_row(Text(label, "bold"), promised, f"{rate.measured:.4g}", ratio)
+    for row in (found.wall, found.prefill, found.decode, *found.kinds):
+        if row.predicted or row.measured:
+            ratio = f"{row.ratio:.2f}" if row.ratio is not None else "–"
+            name = row.name.replace("_", " ")
+            table.add_row(name, human_time(row.predicted), human_time(row.measured), ratio)
+    for row in (found.bytes_read, found.device_peak_bytes):
+        ratio = f"{row.ratio:.2f}" if row.ratio is not None else "–"
+        name = row.name.replace("_", " ").removesuffix(" bytes")
+        table.add_row(name, human_bytes(row.predicted), human_bytes(row.measured), ratio)
+    reporter.show(table)
+    reporter.show(Text(f"not accounted for: {human_time(found.unaccounted_ns)} of compute's time"))
+    for note in found.notes:
+        reporter.show(Text(note))
+    if not within:
+        off = "unknown" if speed.error is None else f"{100 * abs(speed.error):.1f}%"
+        reporter.note(f"moeplan: tokens/s is off by {off}, more than {100 * (max_error or 0):g}%")
+    reporter.result({**plain(found), "max_error": max_error, "within": within})
+    return 0 if within else 1
