@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from moeplan import cli
 from planner.documents import (
     Event,
     Inputs,
@@ -143,3 +151,86 @@ def trace(plan: Plan) -> Trace:
         ),
         timeline=Timeline.of(events),
     )
+
+
+# --- a real checkpoint, tiny: made once a session ------------------------------------------------
+
+
+def write_tiny_checkpoint(folder: Path, seed: int = 7) -> None:
+    """A random Qwen3-MoE of three layers with eight experts, and a tokenizer of bytes."""
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    torch.manual_seed(seed)
+    config = transformers.Qwen3MoeConfig(
+        hidden_size=64,
+        vocab_size=256,
+        max_position_embeddings=256,
+        num_hidden_layers=3,
+        num_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=48,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        initializer_range=0.2,
+    )
+    transformers.Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny checkpoint; read only."""
+    folder = tmp_path_factory.mktemp("checkpoint") / "tiny-moe"
+    write_tiny_checkpoint(folder)
+    return folder
+
+
+@dataclass(frozen=True)
+class Made:
+    """What the first half of the pipeline left."""
+
+    checkpoint: Path
+    store: Path
+    profile: Path
+    plan: Path
+    prompts: Path
+    memory: str
+    profile_json: dict[str, Any]
+    plan_json: dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def made(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Packed, profiled and planned by the commands themselves, with ``--json``; read only."""
+    folder = tmp_path_factory.mktemp("made")
+    store, profile, plan = folder / "store", folder / "profile", folder / "plan.json"
+    prompts = folder / "prompts.txt"
+    prompts.write_text("def f(x):\nimport os\nclass A:\nreturn 1 + 2\n")
+    # the weights are 0.9 MB; half of that
+    memory = "700KiB"
+    command_json("pack", tiny, store)
+    profiled = command_json("profile", tiny, "--memory", memory, "--out", profile, "--store", store)
+    planned = command_json(
+        *("plan", profile, "--memory", memory, "--requests", 4, "--prompt-tokens", 12),
+        *("--new-tokens", 4, "--time-limit", 2, "--out", plan),
+    )
+    return Made(tiny, store, profile, plan, prompts, memory, profiled, planned)
+
+
+def command_json(*argv: Any) -> Any:
+    """Run one command in process; it must succeed and print one JSON document."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = cli.main([*map(str, argv), "--json"])
+    assert code == 0, f"{argv}: exit code {code}: {out.getvalue()}"
+    return json.loads(out.getvalue())
