@@ -18,22 +18,24 @@ KEPT_PASSES = 4
 class Recorder:
     """Events of one channel each for compute and copies; two threads append, each its own kinds.
 
-    Times count from the moment the recorder was made.
+    Times count from the moment the recorder was made. Compute is recorded without gaps: an event
+    begins where the one before it ended, so that bookkeeping counts with the operation that it
+    serves, and durations add up to the time that passed.
     """
 
     def __init__(self, kept_passes: int = KEPT_PASSES) -> None:
         self.kept_passes = kept_passes
         self.origin_ns = time.perf_counter_ns()
+        self._compute_ns = self.origin_ns
         self._events: list[Event] = []
         self._copies: list[Event] = []
         self._duration: defaultdict[str, int] = defaultdict(int)
         self._count: defaultdict[str, int] = defaultdict(int)
 
-    def compute(
-        self, kind: str, pass_index: int, layer: int, item: int, start_ns: int, rows: int
-    ) -> None:
+    def compute(self, kind: str, pass_index: int, layer: int, item: int, rows: int) -> None:
         """An operation (or a wait) on the compute channel that ends now."""
-        end_ns = time.perf_counter_ns()
+        start_ns, end_ns = self._compute_ns, time.perf_counter_ns()
+        self._compute_ns = end_ns
         self._duration[kind] += end_ns - start_ns
         self._count[kind] += 1
         if pass_index < self.kept_passes:
