@@ -7,23 +7,18 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from planner.architectures import Architecture, LayerShape, Weight, describe
-from planner.documents import LayerSpec, ModelSpec
+from planner.documents import ModelSpec
+from planner.model_bytes import DTYPES, LayerSizes, ModelSizes, build_model
 from planner.weight_files import StoredTensor, WeightFile, read_weight_file, sampled_digest
 from solvers.errors import CheckpointError, UnsupportedError
 
-__all__ = ["Checkpoint", "TensorEntry", "load_config", "read_checkpoint"]
+__all__ = ["Checkpoint", "TensorEntry", "has_weights", "load_config", "read_checkpoint"]
 
-Stored = Literal["float32", "bfloat16", "float16", "float8"]
-_DTYPES: dict[str, tuple[Stored, int]] = {
-    "F32": ("float32", 4),
-    "BF16": ("bfloat16", 2),
-    "F16": ("float16", 2),
-    "F8_E4M3": ("float8", 1),
-    "F8_E5M2": ("float8", 1),
-}
+Entries = tuple["TensorEntry", ...]
+_QUANTIZED = ("F8_E4M3", "F8_E5M2", "U8")
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 
@@ -76,7 +71,10 @@ class Checkpoint:
     dense
         ``dense[layer]``: the dense part's tensors, in one order for all layers of a kind.
     experts
-        ``experts[layer][expert]``: gate, up, down; no experts in a dense layer.
+        ``experts[layer][expert]``: gate, up, down (one tensor for both where they alternate), then
+        biases; with fp8 each weight's scales after it; no experts in a dense layer.
+    extra
+        Further tensors of the head or the final norm: their biases, in the few models with any.
     """
 
     folder: Path
@@ -87,6 +85,7 @@ class Checkpoint:
     final_norm: TensorEntry
     dense: tuple[tuple[TensorEntry, ...], ...]
     experts: tuple[tuple[tuple[TensorEntry, ...], ...], ...]
+    extra: tuple[TensorEntry, ...] = ()
 
 
 def load_config(path: Path) -> dict[str, Any]:
@@ -110,6 +109,12 @@ def load_config(path: Path) -> dict[str, Any]:
     return value
 
 
+def has_weights(folder: Path) -> bool:
+    """Whether ``folder`` holds weight files of any kind, or an index of them."""
+    patterns = ("*.safetensors", _INDEX, "*.bin", "*.pt", "*.pth", "*.gguf")
+    return any(next(folder.glob(pattern), None) is not None for pattern in patterns)
+
+
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Read the headers of a checkpoint's weight files and hold them against its configuration.
 
@@ -124,54 +129,49 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     if not folder.is_dir():
         raise _fault(folder, "no such folder; a checkpoint folder was expected")
     config = load_config(folder / "config.json")
-    architecture = describe(config)
+    try:
+        architecture = describe(config)
+    except UnsupportedError as error:
+        raise UnsupportedError(" ".join(f"{folder / 'config.json'}: {error}".split())) from error
     files = _weight_files(folder)
     stored = {name: tensor for file in files for name, tensor in file.tensors.items()}
-    finder = _Finder(folder, stored)
-    embedding = finder.outside(architecture.embedding)
-    final_norm = finder.outside(architecture.final_norm)
-    head = _head(architecture, stored, finder, embedding)
-    dense = []
-    experts = []
-    for layer in architecture.layers:
-        dense.append(tuple(finder.dense(layer, weight) for weight in layer.dense))
-        experts.append(
-            tuple(
-                tuple(finder.expert(layer, weight, index) for weight in layer.expert)
-                for index in range(layer.experts)
-            )
-        )
-    other_bytes = finder.rest(architecture)
-    dtype, dtype_bytes = _main_dtype(folder, finder.used)
-    tied = head is embedding
-    model = ModelSpec(
+    find = _Finder(folder, stored)
+    embedding = find.whole(architecture.embedding)
+    final_norm = find.whole(architecture.final_norm)
+    head = _head(architecture, stored, find, embedding)
+    extra = tuple(find.whole(weight) for weight in architecture.extra)
+    layers = [find.layer(shape) for shape in architecture.layers]
+    encoder = [find.layer(shape) for shape in architecture.encoder_layers]
+    others = [find.whole(weight) for weight in architecture.encoder_other]
+    sizes = ModelSizes(
+        layers=tuple(_sizes(*layer) for layer in layers),
+        encoder_layers=tuple(_sizes(*layer) for layer in encoder),
+        embedding=embedding.size_bytes,
+        final_norm=final_norm.size_bytes
+        + sum(entry.size_bytes for entry in extra if not entry.name.startswith("lm_head")),
+        head=(0 if head is embedding else head.size_bytes)
+        + sum(entry.size_bytes for entry in extra if entry.name.startswith("lm_head")),
+        other=sum(entry.size_bytes for entry in others) + find.rest(architecture),
+        by_dtype=find.by_dtype(),
+    )
+    model = build_model(
+        architecture,
+        sizes,
         name=folder.resolve().name,
-        family=architecture.family,
-        dtype=dtype,
-        dtype_bytes=dtype_bytes,
-        hidden_size=architecture.hidden_size,
-        vocab_size=architecture.vocab_size,
-        attention_heads=architecture.attention_heads,
-        kv_heads=architecture.kv_heads,
-        head_dim=architecture.head_dim,
-        max_context=architecture.max_context,
-        layers=tuple(
-            _layer_spec(folder, index, shape, dense[index], experts[index], dtype_bytes)
-            for index, shape in enumerate(architecture.layers)
-        ),
-        embedding_bytes=embedding.size_bytes,
-        head_bytes=0 if tied else head.size_bytes,
-        final_norm_bytes=final_norm.size_bytes,
-        other_bytes=other_bytes,
-        tied=tied,
-        parameters=architecture.parameters,
-        active_parameters=architecture.active_parameters,
         bytes_source="headers",
         fingerprint=_fingerprint(folder, files),
         synthetic=bool(config.get("moeplan_synthetic")),
     )
     return Checkpoint(
-        folder, config, model, embedding, head, final_norm, tuple(dense), tuple(experts)
+        folder,
+        config,
+        model,
+        embedding,
+        head,
+        final_norm,
+        tuple(dense for dense, _ in layers),
+        tuple(experts for _, experts in layers),
+        extra,
     )
 
 
@@ -231,57 +231,14 @@ class _Finder:
     def __init__(self, folder: Path, stored: dict[str, StoredTensor]) -> None:
         self.folder = folder
         self.stored = stored
-        self.used: dict[str, StoredTensor] = {}
+        self.used: set[str] = set()
 
-    def outside(self, weight: Weight) -> TensorEntry:
-        """A tensor outside the layers."""
-        return self._whole(weight.name, weight)
-
-    def dense(self, layer: LayerShape, weight: Weight) -> TensorEntry:
-        """A tensor of a layer's dense part."""
-        return self._whole(layer.prefix + weight.name, weight)
-
-    def expert(self, layer: LayerShape, weight: Weight, expert: int) -> TensorEntry:
-        """An expert's tensor, or its share of a fused one."""
-        name = layer.prefix + weight.name
-        if "{e}" in name:
-            return self._whole(name.replace("{e}", str(expert)), weight)
-        rows = weight.rows or (0, weight.shape[0])
-        tensor = self._get(name)
-        whole = tensor.shape[1] if len(tensor.shape) > 1 else 0
-        expected = (layer.experts, max(whole, rows[1]), *weight.shape[1:])
-        self._check(tensor, expected)
-        row_bytes = tensor.size_bytes // (layer.experts * whole)
-        offset = tensor.offset_bytes + (expert * whole + rows[0]) * row_bytes
-        return TensorEntry(
-            name,
-            weight.role,
-            tensor.file,
-            tensor.dtype,
-            weight.shape,
-            offset,
-            (rows[1] - rows[0]) * row_bytes,
-        )
-
-    def rest(self, architecture: Architecture) -> int:
-        """Bytes of the tensors that no layer uses."""
-        size = 0
-        known = {weight.name for weight in architecture.other}
-        for name, tensor in self.stored.items():
-            if name in self.used:
-                continue
-            if name not in known and not architecture.ignored(name):
-                raise _fault(
-                    tensor.file,
-                    f"tensor {name!r} has no place in a {architecture.family} model of "
-                    f"{len(architecture.layers)} layers",
-                )
-            size += tensor.size_bytes
-        return size
-
-    def _whole(self, name: str, weight: Weight) -> TensorEntry:
-        tensor = self._get(name)
-        self._check(tensor, weight.shape)
+    def whole(self, weight: Weight, prefix: str = "", expert: int | None = None) -> TensorEntry:
+        """A tensor that is one weight."""
+        name = prefix + weight.name
+        if expert is not None:
+            name = name.replace("{e}", str(expert))
+        tensor = self._get(name, weight, weight.shape)
         return TensorEntry(
             name,
             weight.role,
@@ -292,22 +249,101 @@ class _Finder:
             tensor.size_bytes,
         )
 
-    def _get(self, name: str) -> StoredTensor:
+    def layer(self, shape: LayerShape) -> tuple[Entries, tuple[Entries, ...]]:
+        """A layer's dense part, and each of its experts."""
+        dense = tuple(self.whole(weight, shape.prefix) for weight in shape.dense)
+        # one look-up for a fused tensor, however many experts share it
+        fused = {
+            weight: self._get(
+                shape.prefix + weight.name,
+                weight,
+                (shape.experts, _rows(weight), *weight.shape[1:]),
+            )
+            for weight in shape.expert
+            if "{e}" not in weight.name
+        }
+        experts = tuple(
+            tuple(
+                self._share(fused[weight], weight, shape.experts, index)
+                if weight in fused
+                else self.whole(weight, shape.prefix, index)
+                for weight in shape.expert
+            )
+            for index in range(shape.experts)
+        )
+        return dense, experts
+
+    @staticmethod
+    def _share(tensor: StoredTensor, weight: Weight, experts: int, index: int) -> TensorEntry:
+        """One expert's share of a tensor that holds all of them, whole or some of its rows."""
+        share = tensor.size_bytes // experts
+        begin, end, rows = weight.rows or (0, 1, 1)
+        row = share // rows
+        return TensorEntry(
+            tensor.name,
+            weight.role,
+            tensor.file,
+            tensor.dtype,
+            weight.shape,
+            tensor.offset_bytes + index * share + begin * row,
+            (end - begin) * row,
+        )
+
+    def rest(self, architecture: Architecture) -> int:
+        """Bytes of the tensors that nothing used; each must be one that may be left alone."""
+        size = 0
+        for name, tensor in self.stored.items():
+            if name in self.used:
+                continue
+            if not architecture.skipped(name):
+                raise _fault(
+                    tensor.file,
+                    f"tensor {name!r} has no place in a {architecture.family} model of "
+                    f"{len(architecture.layers)} layers, as config.json describes it",
+                )
+            size += tensor.size_bytes
+        return size
+
+    def by_dtype(self) -> Counter[str]:
+        """Bytes of each type among the tensors used."""
+        sizes: Counter[str] = Counter()
+        for name in self.used:
+            sizes[self.stored[name].dtype] += self.stored[name].size_bytes
+        return sizes
+
+    def _get(self, name: str, weight: Weight, expected: tuple[int, ...]) -> StoredTensor:
         tensor = self.stored.get(name)
         if tensor is None:
             raise _fault(self.folder, f"tensor {name!r} is missing, though config.json asks for it")
-        if tensor.dtype not in _DTYPES:
-            raise _fault(tensor.file, f"tensor {name!r} is of type {tensor.dtype}, not a float")
-        self.used[name] = tensor
-        return tensor
-
-    def _check(self, tensor: StoredTensor, expected: tuple[int, ...]) -> None:
         if tensor.shape != expected:
             raise _fault(
                 tensor.file,
-                f"tensor {tensor.name!r} is {_show(tensor.shape)}; "
-                f"config.json asks for {_show(expected)}",
+                f"tensor {name!r} is {_show(tensor.shape)}; config.json asks for {_show(expected)}",
             )
+        packed = weight.dtype if weight.dtype in _QUANTIZED else ""
+        if (packed or tensor.dtype in _QUANTIZED) and tensor.dtype != packed:
+            raise _fault(
+                tensor.file,
+                f"tensor {name!r} is of type {tensor.dtype}; config.json asks for "
+                f"{packed or 'an unquantized one'}",
+            )
+        if not packed and tensor.dtype not in DTYPES:
+            raise _fault(tensor.file, f"tensor {name!r} is of type {tensor.dtype}, not a float")
+        self.used.add(name)
+        return tensor
+
+
+def _rows(weight: Weight) -> int:
+    """Rows of one expert's share of the tensor that ``weight`` is stored in."""
+    return weight.rows[2] if weight.rows else weight.shape[0]
+
+
+def _sizes(dense: Entries, experts: tuple[Entries, ...]) -> LayerSizes:
+    sizes = {sum(entry.size_bytes for entry in expert) for expert in experts}
+    if len(sizes) > 1:
+        name = experts[0][0].name
+        raise UnsupportedError(f"the experts beside {name!r} differ in bytes")
+    return LayerSizes(tuple(entry.size_bytes for entry in dense), next(iter(sizes)) if sizes else 0)
 
 
 def _show(shape: tuple[int, ...]) -> str:
@@ -317,55 +353,16 @@ def _show(shape: tuple[int, ...]) -> str:
 def _head(
     architecture: Architecture,
     stored: dict[str, StoredTensor],
-    finder: _Finder,
+    find: _Finder,
     embedding: TensorEntry,
 ) -> TensorEntry:
     if architecture.head is not None:
-        return finder.outside(architecture.head)
+        return find.whole(architecture.head)
     # stored in spite of being tied: it may differ, and then it is the one that counts
     name = "lm_head.weight"
-    if name in stored:
-        return finder.outside(Weight(name, architecture.embedding.shape, "outside"))
+    if name in stored and not architecture.encoder_layers:
+        return find.whole(Weight(name, architecture.embedding.shape, "outside"))
     return embedding
-
-
-def _main_dtype(folder: Path, used: dict[str, StoredTensor]) -> tuple[Stored, int]:
-    sizes: Counter[str] = Counter()
-    for tensor in used.values():
-        sizes[tensor.dtype] += tensor.size_bytes
-    if not sizes:
-        raise _fault(folder, "no tensor is used")
-    return _DTYPES[max(sorted(sizes), key=lambda dtype: sizes[dtype])]
-
-
-def _layer_spec(
-    folder: Path,
-    index: int,
-    shape: LayerShape,
-    dense: tuple[TensorEntry, ...],
-    experts: tuple[tuple[TensorEntry, ...], ...],
-    dtype_bytes: int,
-) -> LayerSpec:
-    parts: Counter[str] = Counter()
-    for weight, entry in zip(shape.dense, dense, strict=True):
-        parts[weight.part] += entry.size_bytes
-    sizes = {sum(entry.size_bytes for entry in expert) for expert in experts}
-    if len(sizes) > 1:
-        raise UnsupportedError(f"{folder}: the experts of layer {index} differ in bytes")
-    return LayerSpec(
-        index=index,
-        attention_bytes=parts["attention"],
-        router_bytes=parts["router"],
-        norm_bytes=parts["norm"],
-        shared_expert_bytes=parts["shared_expert"],
-        mlp_bytes=parts["mlp"],
-        experts=shape.experts,
-        top_k=shape.top_k,
-        expert_bytes=sizes.pop() if sizes else 0,
-        expert_intermediate=shape.expert_intermediate,
-        kv_bytes_per_token=shape.kv_values * dtype_bytes,
-        window=shape.window,
-    )
 
 
 def _fingerprint(folder: Path, files: list[WeightFile]) -> str:

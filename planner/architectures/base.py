@@ -6,14 +6,22 @@ bytes are computed from it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
 
-from solvers.errors import UnsupportedError
-
-__all__ = ["Architecture", "Config", "ConfigReader", "LayerShape", "Part", "Weight", "linear"]
+__all__ = [
+    "Architecture",
+    "Change",
+    "Config",
+    "LayerShape",
+    "Part",
+    "Weight",
+    "linear",
+    "mlp",
+    "norm",
+]
 
 Config = Mapping[str, Any]
 Part = Literal["attention", "router", "norm", "shared_expert", "mlp", "expert", "outside"]
@@ -28,7 +36,7 @@ class Weight:
     role
         Its name inside its layer (outside the layers: its full name) in transformers' module.
     shape
-        As stored.
+        As stored; of an expert's weight the share of one expert.
     part
         What it belongs to.
     stored
@@ -36,21 +44,28 @@ class Weight:
         weight ``{e}`` stands for the expert's number; without it the tensor holds all experts,
         one after another along its first dimension.
     rows
-        First row and end of this weight inside each expert of a tensor that holds more
-        (gate and up in one); None: all of it.
-    float32
-        Kept in float32 whatever the model's type.
+        First row, end and number of all rows, where each expert's share of the tensor holds more
+        than this weight (gate and up in one); None: all of it.
+    dtype
+        The type it is stored in (as a safetensors header names it) where that is not the model's.
     quantized
         Stored in the quantized type, where the checkpoint has one.
+    parameters
+        How many parameters of the model it stands for, where that is not its number of values
+        (packed values; scales stand for none).
+    active
+        How many of them one token touches, where that is not all.
     """
 
     role: str
     shape: tuple[int, ...]
     part: Part
     stored: str = ""
-    rows: tuple[int, int] | None = None
-    float32: bool = False
+    rows: tuple[int, int, int] | None = None
+    dtype: str = ""
     quantized: bool = False
+    parameters: int | None = None
+    active: int | None = None
 
     @property
     def name(self) -> str:
@@ -59,8 +74,13 @@ class Weight:
 
     @property
     def values(self) -> int:
-        """How many numbers it holds."""
-        return prod(self.shape)
+        """How many parameters it holds."""
+        return prod(self.shape) if self.parameters is None else self.parameters
+
+    @property
+    def active_values(self) -> int:
+        """How many parameters of it one token touches."""
+        return self.values if self.active is None else self.active
 
 
 def linear(
@@ -74,9 +94,24 @@ def linear(
     quantized: bool = True,
 ) -> tuple[Weight, ...]:
     """A projection from ``columns`` to ``rows`` values: its weight and, if it has one, its bias."""
-    names = [f"{stored}.weight", f"{stored}.bias"] if stored else ["", ""]
+    names = (f"{stored}.weight", f"{stored}.bias") if stored else ("", "")
     weight = Weight(f"{role}.weight", (rows, columns), part, names[0], quantized=quantized)
     return (weight, Weight(f"{role}.bias", (rows,), part, names[1])) if bias else (weight,)
+
+
+def norm(role: str, size: int, *, bias: bool = False, part: Part = "norm") -> tuple[Weight, ...]:
+    """A norm's weight and, for a layer norm, its bias."""
+    weight = Weight(f"{role}.weight", (size,), part)
+    return (weight, Weight(f"{role}.bias", (size,), part)) if bias else (weight,)
+
+
+def mlp(role: str, inner: int, hidden: int, part: Part) -> tuple[Weight, ...]:
+    """A gated feed-forward: gate, up, down."""
+    return (
+        *linear(f"{role}.gate_proj", inner, hidden, part),
+        *linear(f"{role}.up_proj", inner, hidden, part),
+        *linear(f"{role}.down_proj", hidden, inner, part),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +122,19 @@ class LayerShape:
     ----------
     dense
         Weights of the dense part, in the order in which they are stored in a unit.
+    prefix
+        What stands before the layer's names in the files.
+    kv_values
+        Numbers that one token of one sequence adds to the cache.
     expert
         Weights of one expert: gate, up, down, then biases; empty for a layer without experts.
     experts, top_k, expert_intermediate
         0 for a layer without experts.
-    kv_values
-        Numbers that one token of one sequence adds to the cache.
-    state_values
-        Numbers of a state of fixed size for each sequence (linear attention), else 0.
+    state_values, state_float32_values
+        Numbers of a state of fixed size that each sequence keeps (linear attention, convolutions):
+        those kept in the model's type, and those kept in float32.
     window
         Sliding-window length in tokens, or None.
-    prefix
-        What stands before the layer's names in the files.
     """
 
     dense: tuple[Weight, ...]
@@ -109,17 +145,36 @@ class LayerShape:
     top_k: int = 0
     expert_intermediate: int = 0
     state_values: int = 0
+    state_float32_values: int = 0
     window: int | None = None
 
     @property
-    def dense_values(self) -> int:
-        """Parameters of the dense part."""
-        return sum(weight.values for weight in self.dense)
+    def parameters(self) -> int:
+        """All parameters of the layer."""
+        one = sum(weight.values for weight in self.expert)
+        return sum(weight.values for weight in self.dense) + self.experts * one
 
     @property
-    def expert_values(self) -> int:
-        """Parameters of one expert."""
-        return sum(weight.values for weight in self.expert)
+    def active_parameters(self) -> int:
+        """Parameters that one token touches."""
+        one = sum(weight.values for weight in self.expert)
+        return sum(weight.active_values for weight in self.dense) + self.top_k * one
+
+    def map(self, change: Change) -> LayerShape:
+        """The layer with each weight replaced by what ``change`` makes of it and the prefix."""
+        return replace(
+            self,
+            dense=tuple(new for weight in self.dense for new in change(weight, self.prefix)),
+            expert=tuple(new for weight in self.expert for new in change(weight, self.prefix)),
+        )
+
+
+Change = Callable[[Weight, str], tuple[Weight, ...]]
+"""What becomes of a weight in a layer with this prefix."""
+
+
+def _buffers(name: str) -> bool:
+    return name.endswith((".inv_freq", ".masked_bias"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +183,22 @@ class Architecture:
 
     Attributes
     ----------
+    layers
+        The decoder's.
     head
         None where it is tied to the embedding.
-    other
-        Weights outside the decoder's layers that no run of it needs on the device, and those of
-        layers that only training uses (multi-token prediction).
-    ignored
-        Whether a stored tensor's name is one that may be skipped (buffers saved by mistake).
+    extra
+        Further weights of the head or of the final norm: their biases.
+    encoder_layers, encoder_other
+        The encoder of an encoder-decoder model, and its weights outside its layers.
+    spare
+        Layers that only training or speculative decoding uses (multi-token prediction); no run
+        needs them, and they are no part of the parameter count.
+    skipped
+        Whether a stored tensor that nothing here names may be left alone: buffers saved by
+        mistake, ``spare`` layers, a vision tower.
+    default_dtype
+        The storage type where the configuration names none: that of the family's checkpoints.
     """
 
     family: str
@@ -148,85 +212,30 @@ class Architecture:
     embedding: Weight
     final_norm: Weight
     head: Weight | None
-    other: tuple[Weight, ...] = ()
-    ignored: Callable[[str], bool] = lambda name: name.endswith(".inv_freq")
+    extra: tuple[Weight, ...] = ()
+    encoder_layers: tuple[LayerShape, ...] = ()
+    encoder_other: tuple[Weight, ...] = ()
+    spare: tuple[LayerShape, ...] = ()
+    skipped: Callable[[str], bool] = _buffers
+    default_dtype: str = "bfloat16"
+
+    @property
+    def outside(self) -> tuple[Weight, ...]:
+        """Weights outside the layers, those of an encoder aside."""
+        head = (self.head,) if self.head else ()
+        return (self.embedding, self.final_norm, *head, *self.extra)
 
     @property
     def parameters(self) -> int:
-        """All parameters."""
-        outside = (self.embedding, self.final_norm, *self.other)
-        return (
-            sum(layer.dense_values + layer.experts * layer.expert_values for layer in self.layers)
-            + sum(weight.values for weight in outside)
-            + (self.head.values if self.head else 0)
+        """All parameters, ``spare`` layers aside."""
+        return sum(layer.parameters for layer in (*self.layers, *self.encoder_layers)) + sum(
+            weight.values for weight in (*self.outside, *self.encoder_other)
         )
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token touches; the embedding counted once, ``other`` not at all."""
-        return (
-            sum(layer.dense_values + layer.top_k * layer.expert_values for layer in self.layers)
-            + self.embedding.values
-            + self.final_norm.values
-            + (self.head.values if self.head else 0)
+        """Parameters that one token touches on its way through the decoder and, where there is
+        one, the encoder; the embedding counted once."""
+        return sum(layer.active_parameters for layer in (*self.layers, *self.encoder_layers)) + sum(
+            weight.values for weight in (*self.outside, *self.encoder_other)
         )
-
-
-class ConfigReader:
-    """Values of a configuration, checked as they are read.
-
-    Raises
-    ------
-    UnsupportedError
-        From every method, if a value is missing or is not what it must be; the line names the
-        model type and the key.
-    """
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self.family = str(config.get("model_type"))
-
-    def refuse(self, what: str) -> UnsupportedError:
-        """The error that refuses this configuration."""
-        return UnsupportedError(" ".join(f"model type {self.family!r}: {what}".split()))
-
-    def positive(self, *keys: str, default: int | None = None) -> int:
-        """The first of ``keys`` that is present, a whole number of at least 1."""
-        value = self.natural(*keys, default=default)
-        if value < 1:
-            raise self.refuse(f"{keys[0]} is {value}; at least 1 is needed")
-        return value
-
-    def natural(self, *keys: str, default: int | None = None) -> int:
-        """The first of ``keys`` that is present, a whole number of at least 0."""
-        for key in keys:
-            value = self.config.get(key)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0 or value >> 48:
-                raise self.refuse(f"{key} is {str(value)[:40]}; a whole number is needed")
-            return value
-        if default is None:
-            raise self.refuse(f"the configuration has no {' or '.join(keys)}")
-        return default
-
-    def flag(self, key: str, default: bool) -> bool:
-        """A truth value."""
-        value = self.config.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.refuse(f"{key} is {str(value)[:40]}; true or false is needed")
-        return value
-
-    def names(self, key: str, allowed: Iterable[str], length: int) -> tuple[str, ...] | None:
-        """A list of ``length`` names out of ``allowed``, or None where the key is absent."""
-        value = self.config.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, list) or len(value) != length:
-            raise self.refuse(f"{key} is not a list of {length} names, one for each layer")
-        for name in value:
-            if name not in allowed:
-                raise self.refuse(f"{key} holds {str(name)[:40]!r}; {', '.join(allowed)} are known")
-        return tuple(value)

@@ -33,6 +33,9 @@ class LayerSpec:
         Key and value (or compressed latent) bytes that one token of one sequence adds.
     window
         Sliding-window length in tokens, or None for full attention.
+    state_bytes
+        Bytes of a state of fixed size that each sequence keeps (linear attention); 0 in most
+        models.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -49,6 +52,7 @@ class LayerSpec:
     expert_intermediate: Count
     kv_bytes_per_token: Bytes
     window: Positive | None = None
+    state_bytes: Bytes = 0
 
     def __post_init__(self) -> None:
         if self.top_k > self.experts:
@@ -85,13 +89,15 @@ class ModelSpec(Document):
     family
         ``model_type`` of the configuration (``mixtral``, ``qwen3_moe``, ...).
     dtype, dtype_bytes
-        Storage type of most weights, and its width.
+        Storage type of most weights (of those not packed in 4 bits), and its width.
     embedding_bytes, head_bytes, final_norm_bytes
         Outside the layers. ``head_bytes`` is 0 where the head is tied to the embedding.
     other_bytes
-        Tensors outside the decoder that a run does not need on the device (none in most models).
+        Tensors outside the layers that a run does not need on the device (none in most models):
+        prediction layers that only training uses, an encoder's norms, a vision tower.
     parameters, active_parameters
-        Totals; active: what one token touches (embedding counted once).
+        Totals without prediction layers and vision towers; active: what one token touches
+        (embedding counted once).
     bytes_source
         ``headers``: read from safetensors headers. ``config``: computed from the configuration.
     fingerprint
@@ -99,6 +105,9 @@ class ModelSpec(Document):
         for a bare configuration over that alone.
     synthetic
         True where the checkpoint says of itself that its weights are random.
+    encoder_layers
+        The encoder of an encoder-decoder model; ``layers`` are then its decoder's. Empty in most
+        models.
     """
 
     kind: ClassVar[str] = "model"
@@ -124,10 +133,12 @@ class ModelSpec(Document):
     bytes_source: Literal["headers", "config"]
     fingerprint: Hash
     synthetic: bool = False
+    encoder_layers: tuple[LayerSpec, ...] = ()
 
     def __post_init__(self) -> None:
-        if [layer.index for layer in self.layers] != list(range(len(self.layers))):
-            raise ValueError("layers: the indices are not 0, 1, 2, ...")
+        for layers in (self.layers, self.encoder_layers):
+            if [layer.index for layer in layers] != list(range(len(layers))):
+                raise ValueError("layers: the indices are not 0, 1, 2, ...")
         if not self.layers:
             raise ValueError("layers: there is none")
         if self.tied and self.head_bytes:
@@ -137,7 +148,7 @@ class ModelSpec(Document):
     def total_bytes(self) -> int:
         """Bytes of all weights."""
         return (
-            sum(layer.total_bytes for layer in self.layers)
+            sum(layer.total_bytes for layer in (*self.layers, *self.encoder_layers))
             + self.embedding_bytes
             + self.head_bytes
             + self.final_norm_bytes
@@ -147,4 +158,5 @@ class ModelSpec(Document):
     @property
     def expert_bytes(self) -> int:
         """Bytes of all routed experts of all layers."""
-        return sum(layer.experts * layer.expert_bytes for layer in self.layers)
+        layers = (*self.layers, *self.encoder_layers)
+        return sum(layer.experts * layer.expert_bytes for layer in layers)
