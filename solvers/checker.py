@@ -70,7 +70,8 @@ def _check_stage(stage: Stage, choice: StageChoice, where: str) -> Iterator[Viol
         yield Violation("resident_order", where, "resident items do not ascend")
     both = sorted(set(choice.resident) & set(choice.prefetch))
     if both:
-        yield Violation("resident_and_prefetch", where, f"item {both[0]} is resident and prefetched")
+        message = f"item {both[0]} is resident and prefetched"
+        yield Violation("resident_and_prefetch", where, message)
     if stage.sequential:
         kept = len(choice.resident)
         if set(choice.resident) != set(range(kept)):

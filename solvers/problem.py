@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -99,6 +99,9 @@ class Scenarios:
     mean_demanded
         [passes, stages, items]: probability that the item is demanded in a pass of this kind, from
         more data than the scenarios themselves; None where there is no better estimate.
+    run_starts
+        Passes at which a new run begins, with nothing but the residents in memory; others go on
+        from the pass before.
     """
 
     prologue_ns: Int64
@@ -108,6 +111,7 @@ class Scenarios:
     epilogue_ns: Int64
     weight: Int64
     mean_demanded: npt.NDArray[np.float64] | None = None
+    run_starts: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
         passes, stages, _ = self.demand.shape
@@ -121,6 +125,11 @@ class Scenarios:
             if array.size and int(array.min()) < 0:
                 raise OptionError(f"scenarios: {name} has a negative entry")
             array.setflags(write=False)
+        starts = self.run_starts
+        if passes and (starts[:1] != (0,) or list(starts) != sorted(set(starts))):
+            raise OptionError("scenarios: run_starts does not ascend from 0")
+        if passes and starts[-1] >= passes:
+            raise OptionError("scenarios: a run begins after the last pass")
         if bool((self.work_ns[self.demand == 0] != 0).any()):
             raise OptionError("scenarios: work on an item that is not demanded")
 
@@ -150,17 +159,28 @@ class Scenarios:
         total: Int64 = self.prologue_ns + self.lead_ns + self.work_ns.sum(axis=2) + self.epilogue_ns
         return total
 
-    def take(self, passes: npt.NDArray[np.int64] | list[int] | slice) -> Scenarios:
-        """Only these passes, in this order."""
+    def runs(self) -> list[range]:
+        """The passes of each run."""
+        ends = [*self.run_starts[1:], self.passes]
+        return [range(*pair) for pair in zip(self.run_starts, ends, strict=True)]
+
+    def with_weight(self, weight: Int64) -> Scenarios:
+        """The same passes, counted otherwise."""
+        return dataclasses.replace(self, weight=weight)
+
+    def take_runs(self, count: int) -> Scenarios:
+        """Only the first ``count`` runs."""
+        end = ([*self.run_starts, self.passes])[min(count, len(self.run_starts))]
         mean = self.mean_demanded
         return Scenarios(
-            self.prologue_ns[passes].copy(),
-            self.lead_ns[passes].copy(),
-            self.demand[passes].copy(),
-            self.work_ns[passes].copy(),
-            self.epilogue_ns[passes].copy(),
-            self.weight[passes].copy(),
-            None if mean is None else mean[passes].copy(),
+            self.prologue_ns[:end],
+            self.lead_ns[:end],
+            self.demand[:end],
+            self.work_ns[:end],
+            self.epilogue_ns[:end],
+            self.weight[:end],
+            None if mean is None else mean[:end],
+            self.run_starts[:count],
         )
 
 
@@ -178,6 +198,11 @@ class Problem:
         Memory for residents and slots.
     slot_bytes
         Memory of one slot for items; it holds the largest of them.
+    fan_out
+        Items that one row demands.
+    measure
+        What is minimised, summed over the passes by weight: ``time``, compute ``idle`` inside
+        passes, or ``bytes`` copied.
 
     Notes
     -----
@@ -188,6 +213,8 @@ class Problem:
     scenarios: Scenarios
     capacity_bytes: int
     slot_bytes: int
+    fan_out: int = 1
+    measure: Literal["time", "idle", "bytes"] = "time"
 
     def __post_init__(self) -> None:
         if self.scenarios.demand.shape[1] != len(self.stages):

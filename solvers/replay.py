@@ -16,7 +16,7 @@ from solvers.outcome import Schedule
 from solvers.problem import Problem
 from solvers.replay_channel import Channel, CopyPart
 
-__all__ = ["CopyPart", "DeadlockError", "Replay", "StageTimes", "replay"]
+__all__ = ["CopyPart", "DeadlockError", "Replay", "StageTimes", "measure", "replay"]
 
 
 class StageTimes(NamedTuple):
@@ -48,7 +48,10 @@ class Replay:
     pass_end_ns
         [passes]: when each pass ends; the first begins at 0.
     wait_start_ns, wait_item_ns
-        [passes]: compute idle for start units, and for items.
+        [passes, stages]: compute idle for start units, and for items.
+    busy_ns
+        [passes, 4]: the channel copying start units, prefetches, on demand, and items of sequential
+        stages (a copy counts where it begins).
     copied_bytes
         [passes]: bytes of the chunks that ended in each pass.
     wasted_bytes
@@ -60,6 +63,7 @@ class Replay:
     pass_end_ns: npt.NDArray[np.int64]
     wait_start_ns: npt.NDArray[np.int64]
     wait_item_ns: npt.NDArray[np.int64]
+    busy_ns: npt.NDArray[np.int64]
     copied_bytes: npt.NDArray[np.int64]
     wasted_bytes: int
     stages: tuple[StageTimes, ...] = ()
@@ -68,11 +72,9 @@ class Replay:
     @property
     def pass_ns(self) -> npt.NDArray[np.int64]:
         """[passes]: duration of each pass."""
-        return np.diff(self.pass_end_ns, prepend=0)
-
-    def weighted_ns(self, weight: npt.NDArray[np.int64]) -> int:
-        """Time of the whole that the passes stand for."""
-        return int((self.pass_ns * weight).sum())
+        pass_ns = self.pass_end_ns.copy()
+        pass_ns[1:] -= self.pass_end_ns[:-1]
+        return pass_ns
 
 
 def replay(problem: Problem, schedule: Schedule, *, record: bool = False) -> Replay:
@@ -92,7 +94,6 @@ def replay(problem: Problem, schedule: Schedule, *, record: bool = False) -> Rep
     """
     scenarios = problem.scenarios
     passes, count = scenarios.passes, len(problem.stages)
-    channel = Channel(problem, schedule, record)
     streams_start = [
         stage.start is not None and not choice.start_resident
         for stage, choice in zip(problem.stages, schedule.stages, strict=True)
@@ -102,18 +103,31 @@ def replay(problem: Problem, schedule: Schedule, *, record: bool = False) -> Rep
     epilogue, order = scenarios.epilogue_ns.tolist(), scenarios.order
     ends: list[int] = []
     copied: list[int] = []
-    waits_start, waits_item = [0] * passes, [0] * passes
+    waits_start, waits_item = ([[0] * count for _ in range(passes)] for _ in range(2))
+    busy: list[list[int]] = []
+    busy_before = [0, 0, 0, 0]
     stages: list[StageTimes] = []
-    now = 0
+    parts: list[CopyPart] = []
+    wasted = now = bytes_before = 0
+    run_of = {run.start: run for run in scenarios.runs()} if passes else {}
+    first = 0
+    channel = Channel(problem, schedule, range(0), 0, record)
     for index in range(passes):
+        if index in run_of:
+            parts += channel.parts_until(now)
+            wasted += channel.wasted_bytes
+            bytes_before += channel.ended_bytes(now)
+            busy_before = [a + b for a, b in zip(busy_before, channel.busy_ns, strict=True)]
+            first = index
+            channel = Channel(problem, schedule, run_of[index], now, record)
         for stage in range(count):
-            here = index * count + stage
+            here = (index - first) * count + stage
             begin = now
             now += prologue[index][stage]
             prologue_end = now
             if streams_start[stage]:
                 now = _arrived(channel.wait_start(here, now), index, stage, "the start unit")
-                waits_start[index] += now - prologue_end
+                waits_start[index][stage] = now - prologue_end
             start_ready = now
             now += lead[index][stage]
             lead_end = now
@@ -136,7 +150,7 @@ def replay(problem: Problem, schedule: Schedule, *, record: bool = False) -> Rep
                 for item in queued:
                     asked = now
                     start = _arrived(channel.wait_item(item, now), index, stage, f"item {item}")
-                    waits_item[index] += start - asked
+                    waits_item[index][stage] += start - asked
                     now = start + work_of[item]
                     channel.release(stage, item, now)
                     if record:
@@ -147,16 +161,19 @@ def replay(problem: Problem, schedule: Schedule, *, record: bool = False) -> Rep
                 marks = (begin, prologue_end, start_ready, lead_end)
                 stages.append(StageTimes(index, stage, *marks, tuple(works), now))
         ends.append(now)
-        copied.append(channel.ended_bytes(now))
-    by_pass = np.diff(np.array(copied, dtype=np.int64), prepend=0)
+        busy.append([a + b for a, b in zip(busy_before, channel.busy_ns, strict=True)])
+        copied.append(bytes_before + channel.ended_bytes(now))
+    ended = np.array([0, *copied], dtype=np.int64)
+    kinds = np.array([[0, 0, 0, 0], *busy], dtype=np.int64)
     return Replay(
         np.array(ends, dtype=np.int64),
-        np.array(waits_start, dtype=np.int64),
-        np.array(waits_item, dtype=np.int64),
-        by_pass,
-        channel.wasted_bytes,
+        np.array(waits_start, dtype=np.int64).reshape(passes, count),
+        np.array(waits_item, dtype=np.int64).reshape(passes, count),
+        kinds[1:] - kinds[:-1],
+        ended[1:] - ended[:-1],
+        wasted + channel.wasted_bytes,
         tuple(stages),
-        tuple(part for part in channel.parts or () if part.start_ns < now),
+        (*parts, *channel.parts_until(now)),
     )
 
 
@@ -164,3 +181,14 @@ def _arrived(at: int | None, index: int, stage: int, what: str) -> int:
     if at is None:
         raise DeadlockError(f"pass {index}, stage {stage}: {what} can never be copied")
     return at
+
+
+def measure(problem: Problem, result: Replay) -> int:
+    """What the problem minimises, summed over the passes by weight: ns, or bytes."""
+    if problem.measure == "time":
+        each = result.pass_ns
+    elif problem.measure == "idle":
+        each = (result.wait_start_ns + result.wait_item_ns).sum(axis=1)
+    else:
+        each = result.copied_bytes
+    return int((each * problem.scenarios.weight).sum())

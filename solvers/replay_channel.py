@@ -10,6 +10,7 @@ from solvers.problem import Problem, Unit
 
 __all__ = ["Channel", "CopyPart"]
 
+_KINDS = {"start": 0, "prefetch": 1, "demand": 2}
 _START = -1
 """Item number of a start unit."""
 
@@ -45,13 +46,17 @@ class Channel:
     """State of the channel and of all slots.
 
     The channel chooses next at ``_now``; everything before that is settled. A chunk that is still
-    on the channel (``_flight``) ends then.
+    on the channel (``_flight``) ends then. ``busy_ns`` sums the copies that have begun: start
+    units, prefetches, on demand, and items of sequential stages.
     """
 
-    def __init__(self, problem: Problem, schedule: Schedule, record: bool) -> None:
+    def __init__(
+        self, problem: Problem, schedule: Schedule, passes: range, now: int, record: bool
+    ) -> None:
         self._stages = problem.stages
         self._count = len(problem.stages)
-        self._total = self._count * problem.scenarios.passes
+        self._first = passes.start
+        self._total = self._count * len(passes)
         self._resident = [frozenset(choice.resident) for choice in schedule.stages]
         self._streams_start = [
             stage.start is not None and not choice.start_resident
@@ -65,7 +70,7 @@ class Channel:
         self._reserve = schedule.reserve
         self._free = schedule.slots
         self._free_start = schedule.start_slots
-        self._now = 0
+        self._now = now
         self._current = 0  # compute's stage, counted through all passes
         self._cursor = 0  # the chain's stage, likewise
         self._position = 0  # and its place in that stage's list
@@ -79,9 +84,10 @@ class Channel:
         self._prefetched: list[set[int]] = [set() for _ in range(self._count)]
         self._cached: dict[tuple[int, int], int] = {}  # what may be evicted -> its age
         self._ages: list[tuple[int, int, int]] = []
+        self.busy_ns = [0, 0, 0, 0]
         self._bytes = 0
         self.wasted_bytes = 0
-        self.parts: list[CopyPart] | None = [] if record else None
+        self._parts: list[CopyPart] | None = [] if record else None
         self._last: tuple[_Copy, str] | None = None
 
     # What compute tells and asks the channel ---------------------------------------------------
@@ -90,7 +96,7 @@ class Channel:
         """When the start unit of a stage is there, ``now`` at the earliest; None if never."""
         self._advance(now)
         while here not in self._start_ended:
-            if not self._run(None):
+            if not self._next_end():
                 return None
         return max(self._start_ended.pop(here), now)
 
@@ -98,7 +104,7 @@ class Channel:
         """When a demanded item is there, ``now`` at the earliest; None if never."""
         self._advance(now)
         while item not in self._item_ended:
-            if not self._run(None):
+            if not self._next_end():
                 return None
         return max(self._item_ended[item], now)
 
@@ -160,6 +166,10 @@ class Channel:
         self._advance(now)
         return self._bytes - (self._flight_bytes if self._now > now else 0)
 
+    def parts_until(self, now: int) -> list[CopyPart]:
+        """The record of all parts that began before ``now``, in order."""
+        return [part for part in self._parts or () if part.start_ns < now]
+
     # Slots -------------------------------------------------------------------------------------
 
     def _leave(self, stage: int, item: int, now: int) -> None:
@@ -190,6 +200,13 @@ class Channel:
         if self._now == limit:
             self._land()
 
+    def _next_end(self) -> bool:
+        """Go on to the next end of a copy and no further: compute may be waiting for it."""
+        if self._flight is not None:
+            self._land()
+            return True
+        return self._run(None)
+
     def _run(self, limit: int | None) -> bool:
         """One choice: copies the chosen unit until it ends, or the chunks begun before ``limit``.
 
@@ -214,7 +231,9 @@ class Channel:
         copy.begun_bytes += size
         self._bytes += size
         self._flight, self._flight_bytes = copy, flying
-        if self.parts is not None:
+        sequential = self._stages[copy.here % self._count].sequential
+        self.busy_ns[3 if sequential else _KINDS[copy.kind]] += self._now - now
+        if self._parts is not None:
             self._note(copy, now, size)
         if limit is None or self._now <= limit:
             self._land()
@@ -274,11 +293,12 @@ class Channel:
 
     def _note(self, copy: _Copy, start: int, size: int) -> None:
         """Keep a part for the record, joined to the one before where the copy just goes on."""
-        if self.parts is None:
+        if self._parts is None:
             return
-        if self._last == (copy, copy.kind) and self.parts[-1].end_ns == start:
-            start, size = self.parts[-1].start_ns, self.parts[-1].size_bytes + size
-            self.parts.pop()
+        if self._last == (copy, copy.kind) and self._parts[-1].end_ns == start:
+            start, size = self._parts[-1].start_ns, self._parts[-1].size_bytes + size
+            self._parts.pop()
         here, stage = divmod(copy.here, self._count)
-        self.parts.append(CopyPart(copy.kind, here, stage, copy.item, start, self._now, size))
+        here += self._first
+        self._parts.append(CopyPart(copy.kind, here, stage, copy.item, start, self._now, size))
         self._last = (copy, copy.kind)

@@ -1,0 +1,285 @@
+"""From documents to the solvers' problem, and from its schedules back to policies.
+
+Stage l of the problem is layer l, the last stage is the head. Durations come from the cost
+profile's curves and are rounded up; memory is what ``planner.memory`` says, to the byte.
+
+While computing and copying overlap they slow each other down. With c the share of time in which
+compute is busy and d that of the channel, copies take ``1 + c (copy_slowdown - 1)`` as long as
+alone, and computation ``1 + d (compute_slowdown - 1)``: see ``Factors``. A paced link takes at
+least bytes over its pace.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.documents import Channel, Curve, LayerPolicy, Policy, Workload
+from planner.memory import (
+    EXPERT_TILE_ROWS,
+    account_device,
+    aligned,
+    default_head_tiling,
+    dense_slot_bytes,
+    head_tile_bytes,
+    slot_bytes,
+)
+from planner.profiles import Profile
+from planner.scenarios import PassShape
+from solvers.errors import UnsupportedError
+from solvers.outcome import Schedule, StageChoice
+from solvers.problem import Scenarios, Stage, Unit
+
+__all__ = ["DTYPE_BYTES", "Encoding", "Factors", "LeadTimes", "schedule_of"]
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class Factors(NamedTuple):
+    """How much longer copies, and computation in prefill and in decode, take than alone."""
+
+    copy: float = 1.0
+    prefill: float = 1.0
+    decode: float = 1.0
+
+    def of(self, phase: str) -> float:
+        """The factor of computation."""
+        return self.prefill if phase == "prefill" else self.decode
+
+
+class LeadTimes(NamedTuple):
+    """What a layer computes before its demand is known: (kind, item, rows, duration_ns)."""
+
+    steps: tuple[tuple[str, int, int, int], ...]
+
+    @property
+    def total_ns(self) -> int:
+        """All of it."""
+        return sum(step[3] for step in self.steps)
+
+
+@dataclass(frozen=True, eq=False)
+class Encoding:
+    """One choice of n and b, ready to make problems.
+
+    Attributes
+    ----------
+    profile, workload
+        What it is made from.
+    n_batches, batch_size
+        The group.
+    memory_bytes
+        Device budget.
+    chunk_bytes
+        Piece of a copy.
+    """
+
+    profile: Profile
+    workload: Workload
+    n_batches: int
+    batch_size: int
+    memory_bytes: int
+    chunk_bytes: int
+
+    @property
+    def group(self) -> int:
+        """Sequences of a full group."""
+        return min(self.n_batches * self.batch_size, self.workload.requests)
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Width of the computing type."""
+        return DTYPE_BYTES[self.profile.costs.dtype]
+
+    @cached_property
+    def tiling(self) -> tuple[int, int]:
+        """Rows of a head tile, and number of tiles."""
+        return default_head_tiling(self.profile.model, self.dtype_bytes)
+
+    @cached_property
+    def fixed_bytes(self) -> int:
+        """Device memory that no decision of the problem changes: KV, workspace, logits, ..."""
+        empty = tuple(StageChoice() for _ in range(len(self.profile.model.layers) + 1))
+        policy = self.policy(Schedule(empty, 0, 0, 0))
+        model = self.profile.model
+        return account_device(model, policy, self.workload, self.dtype_bytes, 0).peak_bytes
+
+    @property
+    def slot_bytes(self) -> int:
+        """Device memory of one slot for experts and head tiles."""
+        return slot_bytes(self.profile.model, self.tiling[0], self.dtype_bytes)
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What is left for residents and slots; negative where not even the rest fits."""
+        return self.memory_bytes - self.fixed_bytes
+
+    @cached_property
+    def link(self) -> Channel:
+        """The copy channel."""
+        for channel in self.profile.hardware.channels:
+            if channel.name == "disk":
+                return channel
+        raise UnsupportedError(
+            "hardware: no 'disk' channel; this version plans for weights on the disk"
+        )
+
+    # Problem -----------------------------------------------------------------------------------
+
+    def stages(self, factors: Factors) -> tuple[Stage, ...]:
+        """Units with their sizes and copy times."""
+        model = self.profile.model
+        stages = []
+        for layer in model.layers:
+            dense = self._unit(
+                layer.dense_bytes, dense_slot_bytes(model, layer.index), factors.copy
+            )
+            expert = self._unit(layer.expert_bytes, aligned(layer.expert_bytes), factors.copy)
+            stages.append(Stage(dense, (expert,) * layer.experts))
+        rows, tiles = self.tiling
+        row_bytes = model.hidden_size * self.dtype_bytes
+        held = head_tile_bytes(model, rows, self.dtype_bytes)
+        sizes = [min(rows, model.vocab_size - tile * rows) * row_bytes for tile in range(tiles)]
+        tile_units = tuple(self._unit(size, held, factors.copy) for size in sizes)
+        return (*stages, Stage(None, tile_units, sequential=True))
+
+    def _unit(self, size_bytes: int, held_bytes: int, factor: float) -> Unit:
+        chunks = max(-(-size_bytes // self.chunk_bytes), 1)
+        last = size_bytes - (chunks - 1) * self.chunk_bytes
+        whole = self.copy_ns(self.chunk_bytes, factor) if chunks > 1 else 0
+        return Unit(
+            size_bytes, held_bytes, chunks, whole, self.copy_ns(last, factor), self.chunk_bytes
+        )
+
+    def copy_ns(self, size_bytes: int, factor: float = 1.0) -> int:
+        """One chunk on the channel."""
+        link = self.link
+        alone = link.latency_ns.value + size_bytes * 1e9 / link.bandwidth_bytes_per_second.value
+        paced = link.paced_bytes_per_second
+        floor = size_bytes * 1e9 / paced if paced else 0.0
+        return math.ceil(max(alone * factor, floor))
+
+    def scenarios(
+        self,
+        shapes: tuple[PassShape, ...],
+        counts: npt.NDArray[np.int32],
+        factors: Factors,
+        mean_demanded: npt.NDArray[np.float64] | None = None,
+        run_starts: tuple[int, ...] = (0,),
+    ) -> Scenarios:
+        """Times of passes; ``counts`` is int32 [passes, moe_layers, experts]."""
+        model = self.profile.model
+        _, tiles = self.tiling
+        count = len(model.layers) + 1
+        width = max(tiles, max(layer.experts for layer in model.layers))
+        shape = (len(shapes), count)
+        prologue, lead, epilogue = (np.zeros(shape, dtype=np.int64) for _ in range(3))
+        demand = np.zeros((*shape, width), dtype=np.int32)
+        work = np.zeros((*shape, width), dtype=np.int64)
+        moe = [layer.index for layer in model.layers if layer.experts]
+        demand[:, moe, : counts.shape[2]] = counts
+        leads: dict[tuple[PassShape, tuple[bool, ...]], int] = {}
+        for index, one in enumerate(shapes):
+            factor = factors.of(one.phase)
+            tokens = self.tokens(one)
+            prologue[index, 0] = self._time("embed", tokens, factor)
+            for layer in model.layers:
+                parts = (layer.experts > 0, layer.shared_expert_bytes > 0, layer.mlp_bytes > 0)
+                if (one, parts) not in leads:
+                    leads[one, parts] = self.lead(one, layer.index, factor).total_ns
+                lead[index, layer.index] = leads[one, parts]
+                if layer.experts:
+                    epilogue[index, layer.index] = self._time("combine", tokens, factor)
+            rows = demand[index, moe]
+            work[index, moe] = self._expert_times(rows, factor)
+            demand[index, -1, :tiles] = one.sequences
+            work[index, -1, :tiles] = -(-self._time("head", one.sequences, factor) // tiles)
+            epilogue[index, -1] = self._time("sample", one.sequences, factor)
+        mean = None
+        if mean_demanded is not None:
+            mean = np.ones(demand.shape)
+            mean[:, :-1] = 0.0
+            mean[:, moe, : counts.shape[2]] = mean_demanded
+            mean[:, -1, tiles:] = 0.0
+        weight = np.array([one.weight for one in shapes], dtype=np.int64)
+        return Scenarios(prologue, lead, demand, work, epilogue, weight, mean, run_starts)
+
+    @staticmethod
+    def tokens(shape: PassShape) -> int:
+        """Tokens that a pass computes."""
+        return shape.sequences * (shape.context if shape.phase == "prefill" else 1)
+
+    def lead(self, shape: PassShape, layer: int, factor: float) -> LeadTimes:
+        """Attention batch by batch, then what all tokens of the group need."""
+        costs, spec = self.profile.costs, self.profile.model.layers[layer]
+        surface = costs.attention_prefill if shape.phase == "prefill" else costs.attention_decode
+        tokens = self.tokens(shape)
+        steps = []
+        for batch, first in enumerate(range(0, shape.sequences, self.batch_size)):
+            size = min(self.batch_size, shape.sequences - first)
+            rows = size * (shape.context if shape.phase == "prefill" else 1)
+            duration = math.ceil(surface(size, shape.context) * factor)
+            steps.append(("attention", batch, rows, duration))
+        wanted = [("router", spec.experts), ("shared_expert", spec.shared_expert_bytes)]
+        for kind, present in (*wanted, ("dense_mlp", spec.mlp_bytes)):
+            if present:
+                steps.append((kind, -1, tokens, self._time(kind, tokens, factor)))
+        return LeadTimes(tuple(steps))
+
+    def _time(self, kind: str, rows: int, factor: float) -> int:
+        curve: Curve = self.profile.costs.curves[kind]  # type: ignore[index]
+        if kind in ("dense_mlp", "shared_expert"):
+            return math.ceil(_tiled(curve, rows) * factor)
+        return math.ceil(curve(rows) * factor)
+
+    def _expert_times(self, rows: npt.NDArray[np.int32], factor: float) -> npt.NDArray[np.int64]:
+        curve = self.profile.costs.curves["expert"]
+        different, places = np.unique(rows, return_inverse=True)
+        times = [math.ceil(_tiled(curve, int(count)) * factor) for count in different]
+        table: npt.NDArray[np.int64] = np.array(times, dtype=np.int64)[places]
+        return table.reshape(rows.shape)
+
+    # Policy ------------------------------------------------------------------------------------
+
+    def policy(self, schedule: Schedule) -> Policy:
+        """The plan's form of a schedule."""
+        rows, tiles = self.tiling
+        return Policy(
+            n_batches=self.n_batches,
+            batch_size=self.batch_size,
+            layers=tuple(
+                LayerPolicy(choice.start_resident, choice.resident, choice.prefetch)
+                for choice in schedule.stages[:-1]
+            ),
+            head_tile_rows=rows,
+            head_tiles=tiles,
+            resident_head_tiles=len(schedule.stages[-1].resident),
+            slots=schedule.slots,
+            dense_slots=schedule.start_slots,
+            reserve=schedule.reserve,
+            eviction=schedule.eviction,
+            chunk_bytes=self.chunk_bytes,
+        )
+
+
+def schedule_of(policy: Policy) -> Schedule:
+    """The solvers' form of a policy: the inverse of ``Encoding.policy``."""
+    layers = [
+        StageChoice(layer.dense_resident, layer.resident, layer.prefetch) for layer in policy.layers
+    ]
+    kept = policy.resident_head_tiles
+    head = StageChoice(False, tuple(range(kept)), tuple(range(kept, policy.head_tiles)))
+    return Schedule(
+        (*layers, head), policy.slots, policy.dense_slots, policy.reserve, policy.eviction
+    )
+
+
+def _tiled(curve: Curve, rows: int) -> int:
+    """Rows are computed in tiles of at most ``EXPERT_TILE_ROWS``."""
+    whole, rest = divmod(rows, EXPERT_TILE_ROWS)
+    return whole * curve(EXPERT_TILE_ROWS) + curve(rest)

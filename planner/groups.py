@@ -1,0 +1,247 @@
+"""Level (a): which n and b to look at, and the problems that each of them gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from planner.documents import Workload
+from planner.encode import Encoding, Factors
+from planner.objectives import Objective
+from planner.predict import Judged
+from planner.profiles import Profile
+from planner.scenarios import PassShape, Sequences, Split, draw_counts, pass_shapes
+from solvers.layout import smallest_capacity
+from solvers.outcome import Schedule
+from solvers.problem import Problem, Scenarios
+from solvers.replay import replay
+
+__all__ = ["Candidate", "candidates", "smallest_budget_bytes"]
+
+SetName = Literal["fit", "choose", "judge"]
+
+CHUNK_BYTES = (4 << 20, 1 << 20, 256 << 10)
+"""Pieces of a copy, the first that fits; small ones only where memory is very tight."""
+_PASSES = {"fit": 16, "choose": 32, "judge": 48}
+_PASSES_FEW = {"fit": 48, "choose": 128, "judge": 192}
+"""Passes that each set holds, and with groups of few sequences, whose passes differ more."""
+_FEW = 8
+_MOST_ITEMS = {"fit": 16_000, "choose": 60_000, "judge": 60_000}
+"""Items of all passes of a set: what a replay's time grows with."""
+
+
+@dataclass(eq=False)
+class Candidate:
+    """One n and b, with its problems.
+
+    Attributes
+    ----------
+    encoding
+        Of this n and b.
+    sequences, split, seed
+        Where scenarios come from.
+    objective
+        What is minimised.
+    factors
+        Slowdown of copies and computation beside each other.
+    """
+
+    encoding: Encoding
+    sequences: Sequences
+    split: Split
+    seed: int
+    objective: Objective
+    factors: Factors = field(default_factory=Factors)
+    _scenarios: dict[tuple[str, Factors], Scenarios] = field(default_factory=dict)
+
+    def shapes(self, which: SetName) -> tuple[PassShape, ...]:
+        """The passes of one run of the workload."""
+        workload, group = self.encoding.workload, self.encoding.group
+        return pass_shapes(
+            requests=workload.requests,
+            prompt_tokens=workload.prompt_tokens,
+            new_tokens=workload.new_tokens,
+            group=group,
+            decode_passes=8 if group <= _FEW else (3 if which == "fit" else 5),
+        )
+
+    def _runs(self, which: SetName) -> int:
+        wanted = (_PASSES_FEW if self.encoding.group <= _FEW else _PASSES)[which]
+        model = self.encoding.profile.model
+        items = sum(layer.experts for layer in model.layers) + self.encoding.tiling[1]
+        wanted = min(wanted, _MOST_ITEMS[which] // items)
+        return max(wanted // len(self.shapes(which)), 2)
+
+    def scenarios(self, which: SetName) -> Scenarios:
+        """The set's passes, with their times under the present factors."""
+        key = (which, self.factors)
+        if key in self._scenarios:
+            return self._scenarios[key]
+        shapes, runs = self.shapes(which), self._runs(which)
+        members = getattr(self.split, which)
+        number = ("fit", "choose", "judge").index(which)
+        group = self.encoding.group
+        generator = np.random.default_rng([self.seed, 2, number, group])
+        counts = np.concatenate(
+            [draw_counts(self.sequences, members, shapes, generator) for _ in range(runs)]
+        )
+        mean = None
+        if which == "fit":
+            # sequences are drawn independently: with one token each, the chance that none of g
+            # chooses an expert is a power; prefill keeps its own means
+            share = self.sequences.token_shares(members)
+            active = (counts > 0).reshape(runs, len(shapes), *counts.shape[1:]).mean(axis=0)
+            mean = np.stack(
+                [
+                    active[index]
+                    if shape.phase == "prefill"
+                    else 1.0 - (1.0 - share) ** shape.sequences
+                    for index, shape in enumerate(shapes)
+                ]
+            )
+            mean = np.tile(mean, (runs, 1, 1))
+        # a single group starts with nothing copied; of several, only the first one does
+        single = shapes[-1].group == 0 and shapes[0].weight == 1
+        starts = tuple(range(0, runs * len(shapes), len(shapes))) if single else (0,)
+        scenarios = self.encoding.scenarios(shapes * runs, counts, self.factors, mean, starts)
+        self._scenarios[key] = scenarios
+        return scenarios
+
+    def problem(self, which: SetName, *, plain: bool = False) -> Problem:
+        """The problem on one set; ``plain`` with each pass's own weight and time measured."""
+        model = self.encoding.profile.model
+        scenarios = self.scenarios(which)
+        if not plain:
+            shapes = self.shapes(which)
+            weight = np.array([self.objective.weight(shape) for shape in shapes], dtype=np.int64)
+            scenarios = scenarios.with_weight(np.tile(weight, scenarios.passes // len(shapes)))
+        return Problem(
+            self.encoding.stages(self.factors),
+            scenarios,
+            max(self.encoding.capacity_bytes, 0),
+            self.encoding.slot_bytes,
+            max(layer.top_k for layer in model.layers),
+            "time" if plain else self.objective.measure,
+        )
+
+    def judged(self) -> Judged:
+        """What predictions are made from."""
+        return Judged(
+            self.encoding, self.problem("judge", plain=True), self.shapes("judge"), self.factors
+        )
+
+    def value(self, which: SetName, total: int) -> float:
+        """A weighted sum over a set's passes, in the objective's unit."""
+        runs = self.scenarios(which).passes // len(self.shapes(which))
+        return total / runs / self.objective.per(self.encoding.workload, self.shapes(which))
+
+    def set_factors(self, schedule: Schedule) -> None:
+        """How much copies and computation overlap under ``schedule``, and so slow each other."""
+        costs = self.encoding.profile.costs
+        slow_copy, slow_compute = costs.copy_slowdown.value, costs.compute_slowdown.value
+        if slow_copy == 1.0 and slow_compute == 1.0:
+            return
+        problem = self.problem("fit", plain=True)
+        result = replay(problem, schedule)
+        weight = problem.scenarios.weight
+        compute = problem.scenarios.compute_ns.sum(axis=1)
+        channel = result.busy_ns.sum(axis=1)
+        prefill = np.array([shape.phase == "prefill" for shape in self.shapes("fit")])
+        prefill = np.tile(prefill, problem.scenarios.passes // len(self.shapes("fit")))
+        total = result.pass_ns * weight
+
+        def share(
+            busy: np.ndarray[tuple[int], np.dtype[np.int64]],
+            mask: np.ndarray[tuple[int], np.dtype[np.bool_]],
+        ) -> float:
+            return min(float((busy * weight)[mask].sum()) / max(float(total[mask].sum()), 1.0), 1.0)
+
+        self.factors = Factors(
+            1.0 + share(compute, np.ones_like(prefill)) * (slow_copy - 1.0),
+            1.0 + share(channel, prefill) * (slow_compute - 1.0),
+            1.0 + share(channel, ~prefill) * (slow_compute - 1.0),
+        )
+
+
+def group_sizes(requests: int) -> list[int]:
+    """Sequences of a group: all requests, or an equal share of them; the largest first."""
+    parts = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024]
+    sizes = {-(-requests // part) for part in parts if part <= requests} | {1}
+    return sorted(sizes, reverse=True)
+
+
+def batch_sizes(group: int) -> list[int]:
+    """Sequences of a batch in a group."""
+    return sorted({-(-group // (1 << power)) for power in range(group.bit_length() + 1)})
+
+
+def candidates(
+    profile: Profile,
+    workload: Workload,
+    memory_bytes: int,
+    sequences: Sequences,
+    split: Split,
+    seed: int,
+    objective: Objective,
+) -> list[Candidate]:
+    """All n and b that fit: for each group size the batch sizes whose attention is fastest and
+    whose workspace is least."""
+    found = []
+    for group in group_sizes(workload.requests):
+        fitting: list[tuple[int, int, Encoding]] = []
+        for batch in batch_sizes(group):
+            encoding = _fitting(profile, workload, memory_bytes, -(-group // batch), batch)
+            if encoding is not None:
+                fitting.append((_attention_ns(encoding), -encoding.capacity_bytes, encoding))
+        chosen = {}
+        for ranked in ([(a, m, e) for a, m, e in fitting], [(m, a, e) for a, m, e in fitting]):
+            best = min(ranked, key=lambda entry: entry[:2], default=None)
+            if best is not None:
+                chosen[best[2].batch_size] = best[2]
+        found += [Candidate(e, sequences, split, seed, objective) for e in chosen.values()]
+    return found
+
+
+def _fitting(
+    profile: Profile, workload: Workload, memory_bytes: int, batches: int, batch: int
+) -> Encoding | None:
+    for chunk in CHUNK_BYTES:
+        encoding = Encoding(profile, workload, batches, batch, memory_bytes, chunk)
+        if encoding.capacity_bytes >= smallest_capacity_of(encoding):
+            return encoding
+    return None
+
+
+def smallest_capacity_of(encoding: Encoding) -> int:
+    """Least memory for residents and slots."""
+    stages = encoding.stages(Factors())
+    return smallest_capacity(stages, encoding.slot_bytes)
+
+
+def smallest_budget_bytes(profile: Profile, workload: Workload) -> int:
+    """The smallest device budget with which any n and b works: one sequence at a time."""
+    budgets = []
+    for chunk in CHUNK_BYTES:
+        encoding = Encoding(profile, workload, 1, 1, 0, chunk)
+        budgets.append(encoding.fixed_bytes + smallest_capacity_of(encoding))
+    return min(budgets)
+
+
+def _attention_ns(encoding: Encoding) -> int:
+    """Attention of the whole workload in one layer."""
+    workload = encoding.workload
+    shapes = pass_shapes(
+        requests=workload.requests,
+        prompt_tokens=workload.prompt_tokens,
+        new_tokens=workload.new_tokens,
+        group=encoding.group,
+        decode_passes=2,
+    )
+    return sum(
+        shape.weight * step[3]
+        for shape in shapes
+        for step in encoding.lead(shape, 0, 1.0).steps
+        if step[0] == "attention"
+    )

@@ -1,0 +1,124 @@
+"""Sentences for a plan's reader: why this n, what binds, what came close."""
+
+from __future__ import annotations
+
+from planner.documents import MemoryAccount, Predicted
+from planner.groups import Candidate
+from solvers.outcome import Schedule
+
+__all__ = ["plan_notes"]
+
+
+def plan_notes(
+    candidate: Candidate,
+    schedule: Schedule,
+    *,
+    solver: str,
+    value: float,
+    rivals: dict[str, float],
+    predicted: Predicted,
+    memory: MemoryAccount,
+    said: tuple[str, ...],
+) -> tuple[str, ...]:
+    """What a reader should know of a plan, in a fixed order."""
+    notes = [
+        _group(candidate, memory),
+        _residents(candidate, schedule),
+        _binds(predicted),
+        *_rivals(solver, value, rivals),
+    ]
+    notes += [f"{solver}: {text}" for text in said]
+    notes += _scenarios(candidate)
+    return tuple(note for note in notes if note)
+
+
+def _group(candidate: Candidate, memory: MemoryAccount) -> str:
+    encoding = candidate.encoding
+    workload = encoding.workload
+    n, b, group = encoding.n_batches, encoding.batch_size, encoding.group
+    head = f"n = {n} batches of {b}: each copy serves {group} of {workload.requests} requests"
+    if group == workload.requests:
+        return f"{head}, all at once"
+    groups = -(-workload.requests // group)
+    kv = memory.by_purpose.get("kv", 0) + memory.by_purpose.get("hidden", 0)
+    share = kv / max(memory.capacity_bytes, 1)
+    return (
+        f"{head}, in {groups} groups; KV and hidden states of a group take {share:.0%} of the "
+        "budget, and a larger group would leave less for experts"
+    )
+
+
+def _residents(candidate: Candidate, schedule: Schedule) -> str:
+    layers = candidate.encoding.profile.model.layers
+    experts = sum(layer.experts for layer in layers)
+    kept = sum(len(choice.resident) for choice in schedule.stages[:-1])
+    ahead = sum(len(choice.prefetch) for choice in schedule.stages[:-1])
+    dense = sum(choice.start_resident for choice in schedule.stages[:-1])
+    tiles = candidate.encoding.tiling[1]
+    kept_tiles = len(schedule.stages[-1].resident)
+    return (
+        f"resident: {dense} of {len(layers)} dense parts, {kept} of {experts} experts, "
+        f"{kept_tiles} of {tiles} head tiles; {ahead} experts are copied before their router "
+        f"speaks, {experts - kept - ahead} on demand; {schedule.slots} slots"
+    )
+
+
+def _binds(predicted: Predicted) -> str:
+    totals = predicted.totals
+    copies = sum(ns for kind, ns in totals.duration_by_kind_ns.items() if kind.startswith("copy_"))
+    waits = totals.bubble_inter_layer_ns + totals.bubble_intra_layer_ns
+    busy = copies / max(totals.wall_ns, 1)
+    idle = waits / max(totals.wall_ns, 1)
+    what = "the copy channel binds" if busy > 1 - idle else "computation binds"
+    return f"{what}: the channel is busy {min(busy, 1.0):.0%} of the time, compute {1 - idle:.0%}"
+
+
+def _rivals(solver: str, value: float, rivals: dict[str, float]) -> list[str]:
+    if not rivals:
+        return []
+    name = min(rivals, key=lambda rival: (rivals[rival], rival))
+    other = rivals[name]
+    if value <= 0:
+        return []
+    if other >= value:
+        return [f"closest: {name}, whose objective is {other / value - 1:.1%} higher"]
+    return [
+        f"{name} is better by {1 - other / value:.1%} on the sequences that judge, which were not "
+        f"used to choose; {solver} was better or asked for by name"
+    ]
+
+
+def _scenarios(candidate: Candidate) -> list[str]:
+    notes = []
+    split, sequences = candidate.split, candidate.sequences
+    group = candidate.encoding.group
+    if split.shared:
+        notes.append(
+            f"the routing trace has only {sequences.count} sequences: the same ones fit, choose "
+            "and judge, so the prediction is optimistic"
+        )
+    fewest = min(len(split.fit), len(split.choose), len(split.judge))
+    if fewest < min(group, candidate.encoding.workload.requests):
+        notes.append(
+            f"groups of {group} are drawn from as few as {fewest} recorded sequences, so some "
+            "stand for several requests, at other positions"
+        )
+    prompt = candidate.encoding.workload.prompt_tokens
+    if all(length < prompt for _, length in sequences.prefill):
+        notes.append(f"no recorded prompt has {prompt} tokens: shorter ones are repeated")
+    copying, prefill, decode = candidate.factors
+    if max(candidate.factors) > 1.0:
+        notes.append(
+            f"copies are priced {copying:.2f} times as long as alone, computation {prefill:.2f} "
+            f"times in prefill and {decode:.2f} times in decode, since they overlap"
+        )
+    costs = candidate.encoding.profile.costs
+    for phase, surface in (
+        ("prefill", costs.attention_prefill),
+        ("decode", costs.attention_decode),
+    ):
+        shapes = [shape for shape in candidate.shapes("judge") if shape.phase == phase]
+        size = min(candidate.encoding.batch_size, candidate.encoding.group)
+        if not all(surface.covers(size, shape.context) for shape in shapes):
+            notes.append(f"attention in {phase} was not measured at this size: extrapolated")
+    return notes

@@ -1,0 +1,77 @@
+"""What a plan may be made for; each is minimised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from planner.documents import Workload
+from planner.scenarios import PassShape
+from solvers.errors import OptionError
+
+__all__ = ["OBJECTIVES", "Objective", "objective_named"]
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """One of them.
+
+    Attributes
+    ----------
+    name
+        As on the command line.
+    unit
+        Of its value.
+    measure
+        What is summed over passes: their time, compute's idle time in them, or bytes copied.
+    counts
+        Which passes: ``all``, ``decode``, or only the ``first`` prefill.
+    """
+
+    name: str
+    unit: str
+    measure: Literal["time", "idle", "bytes"]
+    counts: Literal["all", "decode", "first"]
+
+    def weight(self, shape: PassShape) -> int:
+        """How often a pass counts."""
+        if self.counts == "first":
+            return int(shape.phase == "prefill" and shape.group == 0)
+        if self.counts == "decode":
+            return shape.weight if shape.phase == "decode" else 0
+        return shape.weight
+
+    def per(self, workload: Workload, shapes: tuple[PassShape, ...]) -> int:
+        """What the sum is divided by: tokens, or passes."""
+        if self.counts == "first":
+            return 1
+        if self.counts == "decode":
+            return sum(self.weight(shape) for shape in shapes)
+        return workload.requests * workload.new_tokens
+
+
+_ALL = (
+    Objective("throughput", "ns a token", "time", "all"),
+    Objective("time-per-token", "ns a decode pass", "time", "decode"),
+    Objective("first-token", "ns", "time", "first"),
+    Objective("bubble", "ns a token", "idle", "all"),
+    Objective("bytes", "bytes a token", "bytes", "all"),
+)
+
+OBJECTIVES: tuple[str, ...] = tuple(one.name for one in _ALL)
+
+
+def objective_named(name: str, workload: Workload) -> Objective:
+    """Look one up.
+
+    Raises
+    ------
+    OptionError
+        If there is none of this name, or the workload has nothing that it counts.
+    """
+    for one in _ALL:
+        if one.name == name:
+            if one.counts == "decode" and workload.new_tokens < 2:
+                raise OptionError(f"objective {name!r} needs at least 2 new tokens")
+            return one
+    raise OptionError(f"objective {name!r} is unknown; there are {', '.join(OBJECTIVES)}")

@@ -1,0 +1,227 @@
+"""From a schedule and its scenarios to what a plan promises: rates, totals, timeline."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.documents import Event, Predicted, PredictedTotals, Range, Timeline
+from planner.encode import Encoding, Factors
+from planner.scenarios import PassShape
+from solvers.outcome import Schedule
+from solvers.problem import Problem
+from solvers.replay import Replay, StageTimes, replay
+
+__all__ = ["Judged", "predict"]
+
+_MOST_EVENTS = 4_000
+_BUSY = ("copy_dense", "copy_prefetch", "copy_demand", "copy_head")
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """Scenarios that a plan is judged on, and the passes that they are.
+
+    ``shapes`` are those of one run; ``problem`` holds several runs of them.
+    """
+
+    encoding: Encoding
+    problem: Problem
+    shapes: tuple[PassShape, ...]
+    factors: Factors
+
+    @property
+    def runs(self) -> int:
+        """Runs of the whole workload that the scenarios hold."""
+        return self.problem.scenarios.passes // len(self.shapes)
+
+    def phase(self, name: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """[passes]: which of them are of this phase."""
+        one = np.array([shape.phase == name for shape in self.shapes])
+        return np.tile(one, self.runs)
+
+
+def predict(judged: Judged, schedule: Schedule) -> Predicted:
+    """Replay ``schedule`` on the judging scenarios and add up what the whole workload takes.
+
+    Each pass counts as often as it stands for passes of the workload; runs are averaged. The
+    interval around a rate is plus and minus the square root of: the squared relative spread of
+    what binds (copies by their share of the time, computation by its own) and the machine's drift,
+    and the squared 95% interval of the mean over the scenarios' runs.
+    """
+    workload = judged.encoding.workload
+    scenarios = judged.problem.scenarios
+    result = replay(judged.problem, schedule)
+    weight = scenarios.weight
+    pass_ns = result.pass_ns
+    runs = judged.runs
+    prefill, decode = judged.phase("prefill"), judged.phase("decode")
+    prefill_ns = int((pass_ns * weight)[prefill].sum()) // runs
+    decode_ns = int((pass_ns * weight)[decode].sum()) // runs
+    wall_ns = prefill_ns + decode_ns
+    by_kind = _by_kind(judged, result)
+    totals = PredictedTotals(
+        wall_ns=wall_ns,
+        prefill_ns=prefill_ns,
+        decode_ns=decode_ns,
+        bytes_read=int((result.copied_bytes * weight).sum()) // runs,
+        bubble_inter_layer_ns=by_kind["wait_dense"],
+        bubble_intra_layer_ns=by_kind["wait_expert"] + by_kind["wait_head"],
+        duration_by_kind_ns={kind: total for kind, total in by_kind.items() if total},
+    )
+    per_run = (pass_ns * weight).reshape(runs, -1)
+    spread = _spread(judged, by_kind, wall_ns)
+    new_tokens = workload.requests * workload.new_tokens
+    decoded = workload.requests * (workload.new_tokens - 1)
+    decode_runs = per_run[:, decode[: len(judged.shapes)]].sum(axis=1)
+    return Predicted(
+        tokens_per_second=_rate(new_tokens, wall_ns, per_run.sum(axis=1), spread),
+        decode_tokens_per_second=_rate(decoded, decode_ns, decode_runs, spread),
+        time_to_first_token_ns=int(pass_ns[list(scenarios.run_starts)].mean()),
+        totals=totals,
+        timeline=_timeline(judged, schedule),
+    )
+
+
+def _rate(
+    tokens: int, total_ns: int, per_run: np.ndarray[tuple[int], np.dtype[np.int64]], spread: float
+) -> Range:
+    if not tokens or not total_ns:
+        return Range(0.0, 0.0, 0.0)
+    value = tokens * 1e9 / total_ns
+    error = 0.0
+    if len(per_run) > 1:
+        error = 1.96 * float(per_run.std(ddof=1)) / math.sqrt(len(per_run)) / float(per_run.mean())
+    wide = math.hypot(spread, error)
+    return Range(value, value / (1 + wide), value * (1 + wide))
+
+
+def _spread(judged: Judged, by_kind: Counter[str], wall_ns: int) -> float:
+    """Relative spread of what the time is made of."""
+    costs, link = judged.encoding.profile.costs, judged.encoding.link
+    bandwidth = link.bandwidth_bytes_per_second
+    # a paced link is as steady as its pace
+    copies = (bandwidth.spread or 0.0) / bandwidth.value if not link.paced_bytes_per_second else 0.0
+    drift = (costs.reference_ns.spread or 0.0) / max(costs.reference_ns.value, 1.0)
+    compute = 0.0
+    total = 0
+    for kind, curve in costs.curves.items():
+        middle = len(curve.rows) // 2
+        relative = curve.spread_ns[middle] / max(curve.duration_ns[middle], 1)
+        compute += by_kind[kind] * relative
+        total += by_kind[kind]
+    waits = by_kind["wait_dense"] + by_kind["wait_expert"] + by_kind["wait_head"]
+    waiting = waits / max(wall_ns, 1)
+    working = compute / max(total, 1)
+    return math.hypot(waiting * copies, (1 - waiting) * working, drift)
+
+
+def _by_kind(judged: Judged, result: Replay) -> Counter[str]:
+    """Time of each kind over the whole workload, computation, copies and waits."""
+    encoding, scenarios = judged.encoding, judged.problem.scenarios
+    weight = scenarios.weight
+    total: Counter[str] = Counter()
+    leads: dict[tuple[PassShape, tuple[bool, ...]], Counter[str]] = {}
+    for shape in judged.shapes:
+        for layer in encoding.profile.model.layers:
+            parts = (layer.experts > 0, layer.shared_expert_bytes > 0, layer.mlp_bytes > 0)
+            if (shape, parts) not in leads:
+                one: Counter[str] = Counter()
+                steps = encoding.lead(shape, layer.index, judged.factors.of(shape.phase)).steps
+                for kind, _, _, duration in steps:
+                    one[kind] += duration
+                leads[shape, parts] = one
+            for kind, duration in leads[shape, parts].items():
+                total[kind] += duration * shape.weight
+    runs = judged.runs
+
+    def add(kind: str, per_pass: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+        total[kind] += int((per_pass * weight).sum()) // runs
+
+    work = scenarios.work_ns.sum(axis=2)
+    add("embed", scenarios.prologue_ns.sum(axis=1))
+    add("expert", work[:, :-1].sum(axis=1))
+    add("head", work[:, -1])
+    add("combine", scenarios.epilogue_ns[:, :-1].sum(axis=1))
+    add("sample", scenarios.epilogue_ns[:, -1])
+    add("wait_dense", result.wait_start_ns.sum(axis=1))
+    add("wait_expert", result.wait_item_ns[:, :-1].sum(axis=1))
+    add("wait_head", result.wait_item_ns[:, -1])
+    for index, kind in enumerate(_BUSY):
+        add(kind, result.busy_ns[:, index])
+    return total
+
+
+def _timeline(judged: Judged, schedule: Schedule) -> Timeline:
+    """The first run's first passes, event by event, as many as a few thousand events hold."""
+    problem = judged.problem
+    one = problem.replace(scenarios=problem.scenarios.take_runs(1))
+    result = replay(one, schedule, record=True)
+    events = [event for times in result.stages for event in _computed(judged, times)]
+    copies = ("copy_dense", "copy_prefetch", "copy_demand")
+    kinds = dict(
+        zip(("start", "prefetch", "demand", "dropped"), (*copies, "copy_prefetch"), strict=True)
+    )
+    last = len(problem.stages) - 1
+    for part in result.copies:
+        kind = "copy_head" if part.stage == last else kinds[part.kind]
+        events.append(
+            Event(
+                kind,
+                "disk",
+                part.pass_index,
+                part.stage,
+                part.item,
+                part.start_ns,
+                part.end_ns,
+                0,
+                part.size_bytes,
+            )
+        )
+    kept = 1
+    for kept in range(len(judged.shapes), 0, -1):
+        end = int(result.pass_end_ns[kept - 1])
+        inside = [event for event in events if event.end_ns <= end]
+        if len(inside) <= _MOST_EVENTS:
+            break
+    inside.sort(key=lambda event: (event.start_ns, event.channel, event.end_ns))
+    return Timeline.of(inside[:_MOST_EVENTS])
+
+
+def _computed(judged: Judged, times: StageTimes) -> list[Event]:
+    """The events of one stage on the compute channel."""
+    shape = judged.shapes[times.pass_index]
+    encoding = judged.encoding
+    last = len(judged.problem.stages) - 1
+    stage, tokens = times.stage, encoding.tokens(shape)
+    events: list[Event] = []
+
+    def add(kind: str, item: int, start: int, end: int, rows: int) -> None:
+        layer = -1 if kind == "embed" else stage
+        events.append(Event(kind, "compute", times.pass_index, layer, item, start, end, rows, 0))
+
+    if stage == 0:
+        add("embed", -1, times.begin_ns, times.prologue_end_ns, tokens)
+    if times.start_ready_ns > times.prologue_end_ns:
+        add("wait_dense", -1, times.prologue_end_ns, times.start_ready_ns, 0)
+    now = times.start_ready_ns
+    if stage < last:
+        factor = judged.factors.of(shape.phase)
+        for kind, item, rows, duration in encoding.lead(shape, stage, factor).steps:
+            add(kind, item, now, now + duration, rows)
+            now += duration
+    demand = judged.problem.scenarios.demand[times.pass_index, stage]
+    for item, asked, start, end in times.works:
+        if start > asked:
+            add("wait_head" if stage == last else "wait_expert", item, asked, start, 0)
+        rows = int(demand[item])
+        add("head" if stage == last else "expert", item, start, end, rows)
+        now = end
+    if stage == last:
+        add("sample", -1, now, times.end_ns, shape.sequences)
+    elif encoding.profile.model.layers[stage].experts:
+        add("combine", -1, now, times.end_ns, tokens)
+    return events

@@ -1,0 +1,138 @@
+"""Puts residents and slots into memory: the account that every back end builds schedules with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from solvers.outcome import Schedule, StageChoice
+from solvers.problem import Problem, Stage
+
+__all__ = ["START", "Layout", "smallest_capacity", "whole_in_memory"]
+
+START = -1
+"""Stands for a stage's start unit where items are listed."""
+
+
+def smallest_capacity(stages: Sequence[Stage], slot_bytes: int) -> int:
+    """The least capacity with which the problem has a schedule.
+
+    One slot of each kind: a start slot holds the largest start unit, and making the largest
+    resident instead saves nothing. Items fit without a slot where all of them together are smaller.
+    """
+    starts = [stage.start.held_bytes for stage in stages if stage.start is not None]
+    items = [item.held_bytes for stage in stages for item in stage.items]
+    return max(starts, default=0) + min(sum(items), slot_bytes if items else 0)
+
+
+def whole_in_memory(problem: Problem) -> Schedule | None:
+    """Everything resident, where it fits."""
+    need = sum(
+        (stage.start.held_bytes if stage.start else 0)
+        + sum(item.held_bytes for item in stage.items)
+        for stage in problem.stages
+    )
+    if need > problem.capacity_bytes:
+        return None
+    return Schedule(
+        tuple(
+            StageChoice(stage.start is not None, tuple(range(len(stage.items))), ())
+            for stage in problem.stages
+        ),
+        slots=0,
+        start_slots=0,
+        reserve=0,
+    )
+
+
+@dataclass
+class Layout:
+    """Memory being filled. Slots are set aside first; residents are added while they fit.
+
+    Parameters
+    ----------
+    problem
+        Whose capacity is filled.
+    slots, start_slots
+        Slots for items, and for start units (0: all start units become residents).
+    """
+
+    problem: Problem
+    slots: int
+    start_slots: int
+    free_bytes: int = 0
+    starts: list[bool] = field(default_factory=list)
+    residents: list[set[int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        stages = self.problem.stages
+        self.starts = [False] * len(stages)
+        self.residents = [set() for _ in stages]
+        held = [stage.start.held_bytes if stage.start else 0 for stage in stages]
+        self.free_bytes = self.problem.capacity_bytes - self.slots * self.problem.slot_bytes
+        self.free_bytes -= self.start_slots * max(held, default=0)
+        if not self.start_slots:
+            self.free_bytes -= sum(held)
+            self.starts = [stage.start is not None for stage in stages]
+
+    @property
+    def fits(self) -> bool:
+        """Whether slots (and start units, if all are resident) fit at all."""
+        return self.free_bytes >= 0
+
+    def add(self, stage: int, item: int) -> bool:
+        """Make an item (or ``START``) resident if it fits and may be; returns whether it is."""
+        one = self.problem.stages[stage]
+        if item == START:
+            if one.start is None or self.starts[stage] or one.start.held_bytes > self.free_bytes:
+                return self.starts[stage]
+            self.starts[stage] = True
+            self.free_bytes -= one.start.held_bytes
+            return True
+        kept = self.residents[stage]
+        if item in kept:
+            return True
+        if one.sequential and item != len(kept):
+            return False
+        size = one.items[item].held_bytes
+        if size > self.free_bytes:
+            return False
+        kept.add(item)
+        self.free_bytes -= size
+        return True
+
+    def fill(self, order: Iterable[tuple[int, int]]) -> None:
+        """Add all of these that fit, in this order."""
+        for stage, item in order:
+            self.add(stage, item)
+
+    def schedule(
+        self,
+        prefetch: Sequence[Sequence[int]],
+        reserve: int,
+        eviction: Literal["none", "lru"] = "none",
+    ) -> Schedule:
+        """The finished schedule; residents are left out of ``prefetch`` ([stages] item lists)."""
+        choices = []
+        for index, stage in enumerate(self.problem.stages):
+            kept = self.residents[index]
+            wanted = range(len(stage.items)) if stage.sequential else prefetch[index]
+            ahead = tuple(item for item in wanted if item not in kept)
+            choices.append(StageChoice(self.starts[index], tuple(sorted(kept)), ahead))
+        streams = any(
+            len(choice.resident) < len(stage.items)
+            for choice, stage in zip(choices, self.problem.stages, strict=True)
+        )
+        starts = any(
+            stage.start is not None and not choice.start_resident
+            for choice, stage in zip(choices, self.problem.stages, strict=True)
+        )
+        slots = self.slots if streams else 0
+        return Schedule(
+            tuple(choices),
+            slots=slots,
+            start_slots=self.start_slots if starts else 0,
+            reserve=min(reserve, slots),
+            eviction=eviction,
+        )

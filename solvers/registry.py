@@ -1,0 +1,98 @@
+"""The back ends: an ordered table, loaded when used."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol, cast
+
+from solvers.errors import OptionError
+from solvers.outcome import Outcome, Schedule
+from solvers.problem import Problem
+
+__all__ = ["BACK_ENDS", "Feature", "Limits", "Progress", "Solver", "load", "names"]
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with a name, the best objective so far and the bound (ns, weighted)."""
+
+
+class Feature(Enum):
+    """What a back end can do."""
+
+    BOUND = "proves a bound"
+    USES_DEMAND = "looks at what scenarios demand"
+    HINT = "can start from a schedule"
+    RUNNABLE = "makes schedules that the executor can carry out"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When to stop.
+
+    Attributes
+    ----------
+    work
+        Units that do not depend on the clock (CP-SAT's deterministic time; about a second each).
+    seconds
+        Wall clock; it is a cap on top, so that with time to spare ``work`` alone decides.
+    seed
+        Of anything random.
+    """
+
+    work: float = 5.0
+    seconds: float = 60.0
+    seed: int = 0
+
+
+class Solver(Protocol):
+    """A back end."""
+
+    @property
+    def name(self) -> str:
+        """As in the table."""
+        ...
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What it can do."""
+        ...
+
+    def solve(
+        self,
+        problem: Problem,
+        limits: Limits,
+        hint: Schedule | None = None,
+        progress: Progress | None = None,
+    ) -> Outcome:
+        """Find a schedule; ``INFEASIBLE`` with the smallest capacity where there is none."""
+        ...
+
+
+BACK_ENDS: dict[str, tuple[str, str]] = {
+    "cpsat": ("solvers.cpsat", "CpSat"),
+    "all-experts": ("solvers.all_experts", "AllExperts"),
+    "on-demand": ("solvers.on_demand", "OnDemand"),
+    "klotski": ("solvers.klotski", "Klotski"),
+}
+"""Name -> module and class, in the order in which they are shown."""
+
+
+def names() -> tuple[str, ...]:
+    """All back ends."""
+    return tuple(BACK_ENDS)
+
+
+def load(name: str) -> Solver:
+    """One back end.
+
+    Raises
+    ------
+    OptionError
+        If there is none of this name.
+    """
+    if name not in BACK_ENDS:
+        raise OptionError(f"solver {name!r} is unknown; there are {', '.join(BACK_ENDS)}")
+    module, attribute = BACK_ENDS[name]
+    return cast(Solver, getattr(importlib.import_module(module), attribute)())

@@ -1,0 +1,172 @@
+"""Candidate schedules by rule, judged by the replay: the search that the exact models start from.
+
+Residents come from a value for each unit, prefetches from a threshold on how often an item is
+demanded; slots, reserve and threshold are searched one after another, the replay deciding.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from solvers.layout import START, Layout, whole_in_memory
+from solvers.outcome import Schedule
+from solvers.problem import Problem
+from solvers.relaxation import Relaxed
+from solvers.replay import measure, replay
+
+__all__ = ["Knobs", "Search", "demand_share", "unit_order"]
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """What one candidate is made from.
+
+    Attributes
+    ----------
+    slots, start_slots
+        Of the layout; ``start_slots`` 0 keeps all start units.
+    reserve
+        Slots left to copies on demand.
+    threshold
+        Items demanded in at least this share of passes are prefetched; above 1: none.
+    """
+
+    slots: int
+    start_slots: int
+    reserve: int
+    threshold: float
+
+
+def demand_share(problem: Problem) -> npt.NDArray[np.float64]:
+    """[stages, items]: share of passes that demand an item, by the passes' weights."""
+    weight = problem.scenarios.weight.astype(np.float64)
+    total = max(float(weight.sum()), 1.0)
+    share: npt.NDArray[np.float64] = np.tensordot(weight, problem.demanded, axes=1) / total
+    return share
+
+
+def unit_order(problem: Problem, relaxed: Relaxed | None) -> list[tuple[int, int]]:
+    """All units, the one most worth its memory first.
+
+    By the relaxation's share, where there is one, then by expected copy time saved for each byte
+    held; ties by stage and item, so that the order is the same each time.
+    """
+    share = demand_share(problem)
+    ranked: list[tuple[float, float, int, int]] = []
+    for index, stage in enumerate(problem.stages):
+        if stage.start is not None:
+            chosen = float(relaxed.start_resident[index]) if relaxed else 0.0
+            worth = stage.start.copy_ns / max(stage.start.held_bytes, 1)
+            ranked.append((-round(chosen, 6), -worth, index, START))
+        for item, unit in enumerate(stage.items):
+            chosen = float(relaxed.resident[index, item]) if relaxed else 0.0
+            worth = float(share[index, item]) * unit.copy_ns / max(unit.held_bytes, 1)
+            ranked.append((-round(chosen, 6), -worth, index, item))
+    return [(index, item) for _, _, index, item in sorted(ranked)]
+
+
+@dataclass
+class Search:
+    """Candidates tried so far, and the best of them.
+
+    Parameters
+    ----------
+    problem
+        Whose scenarios the replay uses.
+    order
+        Units, the most worthy first.
+    deadline
+        ``time.monotonic`` value after which no further candidate is tried.
+    """
+
+    problem: Problem
+    order: list[tuple[int, int]]
+    deadline: float = float("inf")
+    best: Schedule | None = None
+    best_value: int = 0
+    best_knobs: Knobs | None = None
+    tried: set[Schedule] = field(default_factory=set)
+    out_of_time: bool = False
+
+    def __post_init__(self) -> None:
+        share = demand_share(self.problem)
+        self._share = share
+        ranked = np.argsort(-np.round(share, 9), axis=1, kind="stable").tolist()
+        self._ranked = [
+            [item for item in row if item < len(stage.items)]
+            for row, stage in zip(ranked, self.problem.stages, strict=True)
+        ]
+
+    def build(self, knobs: Knobs) -> Schedule | None:
+        """The candidate that ``knobs`` describe; None where it does not fit."""
+        layout = Layout(self.problem, knobs.slots, knobs.start_slots)
+        if not layout.fits:
+            return None
+        layout.fill(self.order)
+        prefetch = [
+            [item for item in ranked if self._share[index, item] >= knobs.threshold]
+            for index, ranked in enumerate(self._ranked)
+        ]
+        return layout.schedule(prefetch, max(knobs.reserve, 1))
+
+    def try_schedule(self, schedule: Schedule | None, knobs: Knobs | None = None) -> bool:
+        """Replay a candidate; returns whether it is the best so far."""
+        if schedule is None or schedule in self.tried:
+            return False
+        if self.best is not None and time.monotonic() > self.deadline:
+            self.out_of_time = True
+            return False
+        self.tried.add(schedule)
+        taken = measure(self.problem, replay(self.problem, schedule))
+        if self.best is not None and taken >= self.best_value:
+            return False
+        self.best, self.best_value, self.best_knobs = schedule, taken, knobs or self.best_knobs
+        return True
+
+    def run_few(self) -> None:
+        """A first look: a handful of candidates."""
+        if self.try_schedule(whole_in_memory(self.problem)):
+            return
+        for slots, start_slots in ((8, 0), (4, 0), (8, 2), (4, 2), (2, 2), (2, 1), (1, 1)):
+            for threshold in (0.5, 2.0):
+                knobs = Knobs(slots, start_slots, 1, threshold)
+                self.try_schedule(self.build(knobs), knobs)
+            if start_slots == 2 and slots > 2 and self.best is not None:
+                return
+
+    def run(self, rounds: int = 2) -> None:
+        """Search slots, threshold, reserve and start slots in turn, ``rounds`` times."""
+        if self.try_schedule(whole_in_memory(self.problem)):
+            return
+        for knobs in (Knobs(4, 0, 1, 0.5), Knobs(4, 2, 1, 0.5), Knobs(2, 2, 1, 0.5)):
+            self.try_schedule(self.build(knobs), knobs)
+        for knobs in (Knobs(2, 1, 1, 0.5), Knobs(1, 1, 1, 2.0)):
+            if self.best is None:
+                self.try_schedule(self.build(knobs), knobs)
+        widest = max((len(stage.items) for stage in self.problem.stages), default=1)
+        several = sorted({2, 3, 4, 6, 8, 12, 16, *(widest * k // 2 for k in (1, 2, 3, 4))})
+        for _ in range(rounds):
+            before = self.best_value
+            for turn in ("threshold", "slots", "reserve", "start_slots"):
+                for knobs in _neighbours(self.best_knobs, turn, several):
+                    self.try_schedule(self.build(knobs), knobs)
+            if self.best_value == before:
+                return
+
+
+def _neighbours(knobs: Knobs | None, turn: str, several: list[int]) -> list[Knobs]:
+    """Candidates that differ in one knob."""
+    if knobs is None:
+        return []
+    if turn == "threshold":
+        return [replace(knobs, threshold=at) for at in (2.0, 0.9, 0.7, 0.5, 0.3, 0.15, 0.05)]
+    if turn == "slots":
+        return [replace(knobs, slots=s, reserve=min(knobs.reserve, s)) for s in several]
+    if turn == "reserve":
+        sizes = {1, 2, knobs.slots // 4, knobs.slots // 2, knobs.slots - 1}
+        return [replace(knobs, reserve=size) for size in sorted(sizes - {0})]
+    return [replace(knobs, start_slots=size) for size in (0, 1, 2, 3)]
