@@ -22,6 +22,7 @@ __all__ = [
     "EXIT_CODES",
     "INTERRUPTED",
     "Reporter",
+    "SearchSteps",
     "Steps",
     "exit_code",
     "guard_stdout",
@@ -125,6 +126,22 @@ class Steps:
             self._next_line = time.monotonic() + 10.0
             share = f" {100 * done // total}%" if total else ""
             print(f"{text}{share}", file=self._stream, flush=True)
+
+
+class SearchSteps:
+    """A solver's progress (a name, its best objective, its bound) as shares of its time limit."""
+
+    def __init__(self, steps: Steps, limit_seconds: float) -> None:
+        self._steps = steps
+        self._start = time.monotonic()
+        self._limit_ms = int(limit_seconds * 1000)
+
+    def __call__(self, name: str, objective: int, bound: int | None) -> None:
+        spent_ms = min(int((time.monotonic() - self._start) * 1000), self._limit_ms)
+        gap = ""
+        if bound is not None and objective > 0:
+            gap = f", gap {100 * (objective - bound) / objective:.1f}%"
+        self._steps(spent_ms, self._limit_ms, f"{name}{gap}")
 
 
 class Reporter:

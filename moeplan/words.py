@@ -9,6 +9,8 @@ from rich.text import Text
 
 from moeplan.output import human_bytes, human_time
 from planner.documents import ModelSpec, Plan, Trace
+from planner.objectives import objective_named
+from solvers.errors import OptionError
 
 __all__ = [
     "PURPOSE_WORDS",
@@ -17,6 +19,7 @@ __all__ = [
     "explain_plan",
     "explain_trace",
     "memory_bars",
+    "objective_words",
     "tokens_per_second",
 ]
 
@@ -146,11 +149,23 @@ _BOUND_WORDS = {
 }
 
 
+def objective_words(plan: Plan, value: float) -> str:
+    """A value of the plan's objective with its unit, as in ``4.1 ms a token``."""
+    try:
+        unit = objective_named(plan.objective_name, plan.workload).unit
+    except OptionError:
+        # an objective of another moeplan
+        return f"{value:.4g}"
+    first, _, rest = unit.partition(" ")
+    amount = human_bytes(value) if first == "bytes" else human_time(value)
+    return f"{amount} {rest}".rstrip()
+
+
 def _proof(plan: Plan) -> str:
-    text = f"Solver {plan.solver} {_STOP_WORDS[plan.stop]}; objective {plan.objective_name} "
-    text += f"{plan.objective:.4g}"
+    text = f"Solver {plan.solver} {_STOP_WORDS[plan.stop]}; objective {plan.objective_name}: "
+    text += objective_words(plan, plan.objective)
     if plan.bound is not None and plan.bound_class is not None:
-        text += f"; {_BOUND_WORDS[plan.bound_class]} {plan.bound:.4g}"
+        text += f"; {_BOUND_WORDS[plan.bound_class]} {objective_words(plan, plan.bound)}"
         if plan.gap is not None:
             text += f" (gap {100 * plan.gap:.2f}%)"
     others = [(value, name) for name, value in plan.chosen_over.items() if value > 0]

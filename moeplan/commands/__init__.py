@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from moeplan.commands import look, make, use
+from moeplan.commands import look, make, use, versus
 
 __all__ = ["app"]
 
@@ -45,5 +45,6 @@ app.command("plan")(make.plan)
 app.command("check")(use.check)
 app.command("run")(use.run)
 app.command("verify")(use.verify)
+app.command("compare")(versus.compare)
 app.command("show")(look.show)
 app.command("schema")(look.schema)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +20,7 @@ from planner.documents import (
     document_hash,
     load_document,
 )
-from solvers.errors import DocumentError
+from solvers.errors import DocumentError, OptionError
 
 __all__ = [
     "Json",
@@ -33,9 +35,12 @@ __all__ = [
     "plain",
     "plan_summary",
     "reporter_of",
+    "search_seconds",
     "trace_summary",
     "workload_of",
 ]
+
+_DEFAULT_TIME_LIMIT_SECONDS = 10.0
 
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")
@@ -63,6 +68,27 @@ def reporter_of(ctx: typer.Context) -> Reporter:
 def workload_of(requests: int, prompt_tokens: int, new_tokens: int) -> Workload:
     """The workload document of three options."""
     return Workload(requests=requests, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
+
+
+def search_seconds(solvers: Sequence[str], time_limit: float | None) -> float:
+    """The time limit of solvers that search.
+
+    Raises
+    ------
+    OptionError
+        If it is no number of seconds, or was given where none of the solvers searches.
+    """
+    from solvers.registry import Feature, load
+
+    if time_limit is None:
+        return _DEFAULT_TIME_LIMIT_SECONDS
+    if not math.isfinite(time_limit):
+        raise OptionError(f"--time-limit {time_limit} is not a number of seconds")
+    if not any(Feature.BOUND in load(solver).features for solver in solvers):
+        raise OptionError(
+            f"--time-limit has no effect: {', '.join(solvers)} follows a rule and does not search"
+        )
+    return time_limit
 
 
 def model_of(plan: Plan) -> ModelSpec | None:

@@ -1,4 +1,4 @@
-"""Commands that make something: ``synth``, ``pack``, ``profile``, ``plan`` and ``compare``."""
+"""Commands that make something: ``synth``, ``pack``, ``profile`` and ``plan``."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from moeplan.commands.common import (
     plain,
     plan_summary,
     reporter_of,
+    search_seconds,
     workload_of,
 )
 from moeplan.options import (
@@ -32,15 +33,13 @@ from moeplan.options import (
     read_texts,
     split_names,
 )
-from moeplan.output import human_bytes, human_time
+from moeplan.output import SearchSteps, human_bytes, human_time
 from moeplan.words import explain_plan, memory_bars
 from planner.documents import Channel, ProfileIndex, document_hash, write_document
 from planner.profiles import Profile, load_profile
 from solvers.errors import OptionError
 
 __all__ = ["pack", "plan", "profile", "synth"]
-
-_DEFAULT_TIME_LIMIT = 10.0
 
 
 def synth(
@@ -211,16 +210,17 @@ def plan(
     documents = ("profile.json", "hardware.json", "model.json", "costs.json", "routing.json")
     check_output(out, "--out", [profile_folder / name for name in documents])
     loaded = load_profile(profile_folder)
-    with reporter.steps("plan") as progress:
+    limit = search_seconds((solver,), time_limit)
+    with reporter.steps("plan") as steps:
         made = make_plan(
             loaded,
             workload_of(requests, prompt_tokens, new_tokens),
             memory_bytes=memory_bytes,
             solver=solver,
             objective=objective,
-            time_limit_seconds=_DEFAULT_TIME_LIMIT if time_limit is None else time_limit,
+            time_limit_seconds=limit,
             seed=seed,
-            progress=progress,
+            progress=SearchSteps(steps, limit),
         )
     faults = check_plan(made, loaded)
     if faults:

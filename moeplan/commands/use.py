@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -157,6 +158,8 @@ def verify(
     from profiler.verify import verify as compare_with
 
     reporter = reporter_of(ctx)
+    if max_error is not None and not math.isfinite(max_error):
+        raise OptionError(f"--max-error {max_error} is not a fraction")
     plan, trace = load_document(Plan, plan_file), load_document(Trace, trace_file)
     found = compare_with(plan, trace)
     speed, decode = found.tokens_per_second, found.decode_tokens_per_second

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +32,8 @@ from planner.documents import (
 )
 
 MS = 1_000_000
+MEMORY = "5000KiB"
+"""For ``tiny``: 4.6 MB is the least (libraries' scratch memory is most of it), 5.8 MB holds all."""
 
 
 def one_pass(index: int, at: int, slow: int = 1) -> list[Event]:
@@ -157,7 +160,7 @@ def trace(plan: Plan) -> Trace:
 
 
 def write_tiny_checkpoint(folder: Path, seed: int = 7) -> None:
-    """A random Qwen3-MoE of three layers with eight experts, and a tokenizer of bytes."""
+    """1.2 MB: a random Qwen3-MoE of three layers with eight experts, and a tokenizer of bytes."""
     import torch
     import transformers
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -195,42 +198,48 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@dataclass(frozen=True)
-class Made:
-    """What the first half of the pipeline left."""
-
-    checkpoint: Path
-    store: Path
-    profile: Path
-    plan: Path
-    prompts: Path
-    memory: str
-    profile_json: dict[str, Any]
-    plan_json: dict[str, Any]
-
-
-@pytest.fixture(scope="session")
-def made(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Packed, profiled and planned by the commands themselves, with ``--json``; read only."""
-    folder = tmp_path_factory.mktemp("made")
-    store, profile, plan = folder / "store", folder / "profile", folder / "plan.json"
-    prompts = folder / "prompts.txt"
-    prompts.write_text("def f(x):\nimport os\nclass A:\nreturn 1 + 2\n")
-    # the weights are 0.9 MB; half of that
-    memory = "700KiB"
-    command_json("pack", tiny, store)
-    profiled = command_json("profile", tiny, "--memory", memory, "--out", profile, "--store", store)
-    planned = command_json(
-        *("plan", profile, "--memory", memory, "--requests", 4, "--prompt-tokens", 12),
-        *("--new-tokens", 4, "--time-limit", 2, "--out", plan),
-    )
-    return Made(tiny, store, profile, plan, prompts, memory, profiled, planned)
-
-
-def command_json(*argv: Any) -> Any:
-    """Run one command in process; it must succeed and print one JSON document."""
+def run_json(*argv: Any) -> Any:
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         code = cli.main([*map(str, argv), "--json"])
     assert code == 0, f"{argv}: exit code {code}: {out.getvalue()}"
     return json.loads(out.getvalue())
+
+
+@pytest.fixture(scope="session")
+def command_json() -> Callable[..., Any]:
+    """Run one command in process; it must succeed and print one JSON document."""
+    return run_json
+
+
+@pytest.fixture(scope="session")
+def another_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Like ``tiny``, with other weights; read only."""
+    folder = tmp_path_factory.mktemp("another") / "other-moe"
+    write_tiny_checkpoint(folder, seed=8)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def made(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Packed, profiled and planned by the commands themselves; read only."""
+    folder = tmp_path_factory.mktemp("made")
+    store, profile, plan = folder / "store", folder / "profile", folder / "plan.json"
+    prompts = folder / "prompts.txt"
+    prompts.write_text("def f(x):\nimport os\nclass A:\nreturn 1 + 2\n")
+    return SimpleNamespace(
+        checkpoint=tiny,
+        store=store,
+        profile=profile,
+        plan=plan,
+        prompts=prompts,
+        memory=MEMORY,
+        packed_json=run_json("pack", tiny, store),
+        profile_json=run_json(
+            "profile", tiny, "--memory", MEMORY, "--out", profile, "--store", store
+        ),
+        plan_json=run_json(
+            *("plan", profile, "--memory", MEMORY, "--requests", 4, "--prompt-tokens", 14),
+            *("--new-tokens", 4, "--time-limit", 2, "--out", plan),
+        ),
+    )

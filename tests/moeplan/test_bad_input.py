@@ -38,7 +38,7 @@ def edited(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
     return path
 
 
-def profile_of(checkpoint: Path, here: Path, memory: str = "700KiB") -> list[Any]:
+def profile_of(checkpoint: Path, here: Path, memory: str = "5000KiB") -> list[Any]:
     return ["profile", checkpoint, "--memory", memory, "--out", here / "out"]
 
 
@@ -115,7 +115,7 @@ CHECKPOINT_CASES = [
     Case("a folder with other files", out_is_foreign, ("out", "other files")),
     Case(
         "into the checkpoint",
-        lambda tiny, here: ["profile", tiny, "--memory", "700KiB", "--out", tiny],
+        lambda tiny, here: ["profile", tiny, "--memory", "5000KiB", "--out", tiny],
         ("one of the inputs",),
     ),
     Case("pack nothing", lambda tiny, here: ["pack", here / "none", here / "s"], ("none",)),
