@@ -140,8 +140,8 @@ def main() -> None:
             row.name,
             f"{row.weights_bytes / 2**20:,.0f} MiB",
             f"{row.budget_bytes / 2**20:,.0f} MiB",
-            f"{predicted['value']:.3g} ({predicted['low']:.3g} to {predicted['high']:.3g})",
-            f"{measured:.3g}",
+            f"{predicted['value']:,.1f} ({predicted['low']:,.1f} to {predicted['high']:,.1f})",
+            f"{measured:,.1f}",
             f"{100 * (measured / predicted['value'] - 1):+.0f}%",
         )
     console.print(table)

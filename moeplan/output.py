@@ -27,6 +27,7 @@ __all__ = [
     "exit_code",
     "guard_stdout",
     "human_bytes",
+    "human_number",
     "human_time",
 ]
 
@@ -43,6 +44,11 @@ def exit_code(error: MoeplanError) -> int:
     return 1
 
 
+def human_number(value: float) -> str:
+    """Three digits that mean something: ``0.0412``, ``4.12``, ``412``, ``4,120``."""
+    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
+
+
 def human_bytes(size_bytes: float) -> str:
     """``412.3 MiB``."""
     size = float(size_bytes)
@@ -57,9 +63,8 @@ def human_time(duration_ns: float) -> str:
     """``3.2 ms``, with three digits that mean something."""
     for limit, scale, unit in ((1e3, 1, "ns"), (1e6, 1e3, "us"), (1e9, 1e6, "ms")):
         if abs(duration_ns) < limit:
-            return f"{duration_ns / scale:.3g} {unit}"
-    seconds = duration_ns / 1e9
-    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:.0f} s"
+            return f"{human_number(duration_ns / scale)} {unit}"
+    return f"{human_number(duration_ns / 1e9)} s"
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
-from moeplan.output import human_bytes, human_time
+from moeplan.output import human_bytes, human_number, human_time
 from moeplan.words import PURPOSE_WORDS, explain_plan, explain_trace, tokens_per_second
 from planner.documents import ModelSpec, Plan, Timeline, Trace
 
@@ -174,13 +174,13 @@ def _cards(plan: Plan | None, trace: Trace | None) -> str:
         speed = plan.predicted.tokens_per_second
         cards.append(
             _card(
-                f"{speed.value:.3g}",
-                f"tokens/s predicted ({speed.low:.3g} to {speed.high:.3g})",
+                f"{human_number(speed.value)}",
+                f"tokens/s predicted ({human_number(speed.low)} to {human_number(speed.high)})",
             )
         )
     if trace is not None:
         measured = tokens_per_second(trace)
-        cards.append(_card(f"{measured:.3g}", "tokens/s measured, prefill included"))
+        cards.append(_card(f"{human_number(measured)}", "tokens/s measured, prefill included"))
     if plan is not None:
         if trace is not None and plan.predicted.tokens_per_second.value:
             off = 100 * (tokens_per_second(trace) / plan.predicted.tokens_per_second.value - 1)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from rich.table import Table
 from rich.text import Text
 
-from moeplan.output import human_bytes, human_time
-from planner.documents import ModelSpec, Plan, Trace
+from moeplan.output import human_bytes, human_number, human_time
+from planner.documents import ModelSpec, Plan, Range, Trace
 from planner.objectives import objective_named
 from solvers.errors import OptionError
 
@@ -20,6 +20,7 @@ __all__ = [
     "explain_trace",
     "memory_bars",
     "objective_words",
+    "range_words",
     "tokens_per_second",
 ]
 
@@ -54,6 +55,12 @@ def decode_tokens_per_second(trace: Trace, sequences: int) -> float | None:
     return tokens / totals.decode_ns * 1e9 if totals.decode_ns and tokens > 0 else None
 
 
+def range_words(numbers: Range) -> str:
+    """``41.2 (38.5 to 44.1)``."""
+    low, high = human_number(numbers.low), human_number(numbers.high)
+    return f"{human_number(numbers.value)} ({low} to {high})"
+
+
 def _count(number: int, thing: str) -> str:
     return f"{number:,} {thing}" + ("" if number == 1 else "s")
 
@@ -72,7 +79,8 @@ def explain_plan(plan: Plan, model: ModelSpec | None = None) -> list[str]:
     model
         The plan's model, where it is at hand: with it, numbers of experts are shares.
     """
-    return [_runs(plan), _keeps(plan, model), _promises(plan), _proof(plan), *plan.notes]
+    notes = ["\n".join(f"- {note}" for note in plan.notes)] if plan.notes else []
+    return [_runs(plan), _keeps(plan, model), _promises(plan), _proof(plan), *notes]
 
 
 def _runs(plan: Plan) -> str:
@@ -126,8 +134,8 @@ def _promises(plan: Plan) -> str:
     )
     inter, intra = totals.bubble_inter_layer_ns, totals.bubble_intra_layer_ns
     return (
-        f"Predicted: {speed.value:.3g} tokens/s in all ({speed.low:.3g} to {speed.high:.3g}), "
-        f"{decode.value:.3g} in decode alone; first token after "
+        f"Predicted: tokens/s {range_words(speed)} in all, "
+        f"{human_number(decode.value)} in decode alone; first token after "
         f"{human_time(predicted.time_to_first_token_ns)}; {human_time(totals.wall_ns)} for "
         f"everything, {_share(totals.prefill_ns, totals.wall_ns)} of it prefill. It reads "
         f"{human_bytes(totals.bytes_read)}. Compute waits {_share(inter + intra, totals.wall_ns)} "
@@ -155,7 +163,7 @@ def objective_words(plan: Plan, value: float) -> str:
         unit = objective_named(plan.objective_name, plan.workload).unit
     except OptionError:
         # an objective of another moeplan
-        return f"{value:.4g}"
+        return f"{human_number(value)}"
     first, _, rest = unit.partition(" ")
     amount = human_bytes(value) if first == "bytes" else human_time(value)
     return f"{amount} {rest}".rstrip()
@@ -183,8 +191,9 @@ def explain_trace(trace: Trace, plan: Plan | None = None) -> list[str]:
     inter, intra = totals.bubble_inter_layer_ns, totals.bubble_intra_layer_ns
     pace = trace.paced_bytes_per_second
     paced = f" (disk paced to {human_bytes(pace)}/s)" if pace is not None else ""
+    measured = tokens_per_second(trace)
     text = (
-        f"Measured on {trace.device}{paced}: {tokens_per_second(trace):.3g} tokens/s in all: "
+        f"Measured on {trace.device}{paced}: tokens/s {human_number(measured)} in all: "
         f"{_count(totals.new_tokens, 'new token')} in {human_time(totals.wall_ns)}, "
         f"{_share(totals.prefill_ns, totals.wall_ns)} of it prefill, in {totals.passes:,} "
         f"{'pass' if totals.passes == 1 else 'passes'}. Read {human_bytes(totals.bytes_read)}, of "
@@ -198,12 +207,10 @@ def explain_trace(trace: Trace, plan: Plan | None = None) -> list[str]:
     paragraphs = [text]
     if plan is not None:
         promised = plan.predicted.tokens_per_second
-        measured = tokens_per_second(trace)
         off = 100 * (measured / promised.value - 1) if promised.value else 0.0
         way = "faster" if off >= 0 else "slower"
         paragraphs.append(
-            f"Promised were {promised.value:.3g} tokens/s ({promised.low:.3g} to "
-            f"{promised.high:.3g}); the run was {abs(off):.0f}% {way}."
+            f"Promised were tokens/s {range_words(promised)}; the run was {abs(off):.0f}% {way}."
         )
     return paragraphs
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from moeplan.commands.common import Json, plain, reporter_of, trace_summary
 from moeplan.options import check_output, optional_bandwidth, read_prompts
-from moeplan.output import human_bytes, human_time
+from moeplan.output import human_bytes, human_number, human_time
 from moeplan.words import explain_trace
 from planner.documents import Plan, Trace, load_document, write_atomic, write_document
 from planner.profiles import load_profile
@@ -170,10 +170,9 @@ def verify(
         table.add_column(heading, justify="right")
     for label, rate in (("tokens/s in all", speed), ("tokens/s in decode", decode)):
         ratio = f"{1 + rate.error:.2f}" if rate.error is not None else "–"
-        promised = (
-            f"{rate.predicted.value:.4g} ({rate.predicted.low:.4g}–{rate.predicted.high:.4g})"
-        )
-        table.add_row(Text(label, "bold"), promised, f"{rate.measured:.4g}", ratio)
+        low, high = human_number(rate.predicted.low), human_number(rate.predicted.high)
+        promised = f"{human_number(rate.predicted.value)} ({low} to {high})"
+        table.add_row(Text(label, "bold"), promised, f"{human_number(rate.measured)}", ratio)
     for row in (found.wall, found.prefill, found.decode, *found.kinds):
         if row.predicted or row.measured:
             ratio = f"{row.ratio:.2f}" if row.ratio is not None else "–"

@@ -23,7 +23,7 @@ from moeplan.commands.common import (
     workload_of,
 )
 from moeplan.options import parse_size, split_names
-from moeplan.output import human_bytes, human_time
+from moeplan.output import human_bytes, human_number, human_time
 from moeplan.words import objective_words
 from planner.profiles import load_profile
 
@@ -93,7 +93,7 @@ def _table(goal: str, rows: list[ComparisonRow]) -> Table:
             row.winner,
             objective_words(row.plan, row.objective_value),
             f"{100 * row.gap:.1f}%" if row.gap is not None else "–",
-            f"{row.tokens_per_second:.4g}",
+            f"{human_number(row.tokens_per_second)}",
             f"{row.n_batches} x {row.batch_size}",
             human_bytes(row.peak_bytes),
             human_time(row.solve_seconds * 1e9),

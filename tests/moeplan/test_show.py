@@ -90,7 +90,7 @@ def test_a_plan_in_words(plan: Plan) -> None:
         "1 experts, the dense parts of 2 of 2 layers, 1 of 1 head tiles",
         "before the router has spoken: 2 experts (1.0 a layer)",
         "3 slots for experts in flight, of which 1 only for copies on demand",
-        "200 tokens/s in all (180 to 210)",
+        "tokens/s 200 (180 to 210) in all, 200 in decode alone",
         "waits 15% of the time: 0% for dense parts, 15% for experts",  # 6 of 40 ms
         "stopped at its time limit",
         "gap 4.00%",
@@ -105,7 +105,7 @@ def test_a_run_in_words(plan: Plan, trace: Trace) -> None:
     assert decode_tokens_per_second(trace, 4) == pytest.approx(100.0)  # 4 tokens in 40 ms
     assert decode_tokens_per_second(trace, 8) is None  # all tokens came from prefill
     text = "\n".join(explain_trace(trace, plan))
-    assert "100 tokens/s in all: 8 new tokens in 80 ms, 50% of it prefill, in 2 passes" in text
+    assert "tokens/s 100 in all: 8 new tokens in 80 ms, 50% of it prefill, in 2 passes" in text
     assert "the run was 50% slower" in text
     paced = dataclasses.replace(trace, paced_bytes_per_second=2**20)
     assert "disk paced to 1.0 MiB/s" in explain_trace(paced)[0]
@@ -219,7 +219,7 @@ def test_show_prints_and_writes(
     out = capsys.readouterr().out
     assert "predicted, pass 1" in out
     assert "measured, pass 1" in out
-    assert "Promised were 200 tokens/s" in out
+    assert "Promised were tokens/s 200 (180 to 210)" in out
     assert html.read_text().startswith("<!doctype html>")
     assert cli.main(["show", *files, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
