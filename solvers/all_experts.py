@@ -55,4 +55,4 @@ def _sizes(width: int) -> list[tuple[int, int]]:
     while slots > 1:
         sizes.append((slots, 2))
         slots = slots * 3 // 4
-    return [*sizes, (1, 2), (1, 1)]
+    return [*sizes, (1, 2), (1, 1), (0, 2), (0, 1)]

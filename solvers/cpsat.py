@@ -24,7 +24,7 @@ import time
 import numpy as np
 from ortools.sat.python import cp_model
 
-from solvers.layout import START, smallest_capacity
+from solvers.layout import START, settled, smallest_capacity
 from solvers.outcome import Outcome, Schedule, StageChoice, Stop
 from solvers.problem import Problem
 from solvers.registry import Feature, Limits, Progress
@@ -138,7 +138,7 @@ class _Model:
             )
             if unit is not None:
                 held.append(variable * -(-unit.held_bytes // _UNIT_BYTES))
-            if item == START and not start.start_slots:
+            if not (start.start_slots if item == START else start.slots):
                 model.add(variable == 1)
         model.add(sum(held) <= room // _UNIT_BYTES)
         for key, variable in self.prefetch.items():
@@ -231,5 +231,9 @@ class _Model:
                     ahead = tuple(i for i in start.stages[index].prefetch if i not in kept)
                 first = bool(self._values.get((index, START), 0))
                 choices.append(StageChoice(first, kept, ahead))
-            found.append(start.replace(stages=tuple(choices)))
+            found.append(
+                settled(
+                    self._problem, tuple(choices), start.slots, start.start_slots, start.reserve
+                )
+            )
         return found

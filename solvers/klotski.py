@@ -45,7 +45,7 @@ class Klotski:
         width = max(len(stage.items) for stage in problem.stages)
         wanted = width + problem.fan_out
         sizes = [(slots, 2) for slots in range(wanted, 0, -1)]
-        for slots, start_slots in [*sizes, (1, 1)]:
+        for slots, start_slots in [*sizes, (1, 1), (0, 2), (0, 1)]:
             layout = Layout(problem, slots, start_slots)
             if layout.fits:
                 layout.fill((index, START) for index in range(len(problem.stages)))

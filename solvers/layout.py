@@ -9,7 +9,7 @@ from typing import Literal
 from solvers.outcome import Schedule, StageChoice
 from solvers.problem import Problem, Stage
 
-__all__ = ["START", "Layout", "smallest_capacity", "whole_in_memory"]
+__all__ = ["START", "Layout", "settled", "smallest_capacity", "whole_in_memory"]
 
 START = -1
 """Stands for a stage's start unit where items are listed."""
@@ -55,7 +55,7 @@ class Layout:
     problem
         Whose capacity is filled.
     slots, start_slots
-        Slots for items, and for start units (0: all start units become residents).
+        Slots for items, and for start units (0: all units of the kind become residents).
     """
 
     problem: Problem
@@ -75,6 +75,9 @@ class Layout:
         if not self.start_slots:
             self.free_bytes -= sum(held)
             self.starts = [stage.start is not None for stage in stages]
+        if not self.slots:
+            self.free_bytes -= sum(item.held_bytes for stage in stages for item in stage.items)
+            self.residents = [set(range(len(stage.items))) for stage in stages]
 
     @property
     def fits(self) -> bool:
@@ -113,26 +116,42 @@ class Layout:
         reserve: int,
         eviction: Literal["none", "lru"] = "none",
     ) -> Schedule:
-        """The finished schedule; residents are left out of ``prefetch`` ([stages] item lists)."""
+        """The finished schedule; residents are left out of ``prefetch`` ([stages] item lists).
+
+        ``reserve`` is raised to 1 where a copy may be demanded, and cut to the slots.
+        """
         choices = []
         for index, stage in enumerate(self.problem.stages):
             kept = self.residents[index]
             wanted = range(len(stage.items)) if stage.sequential else prefetch[index]
             ahead = tuple(item for item in wanted if item not in kept)
             choices.append(StageChoice(self.starts[index], tuple(sorted(kept)), ahead))
-        streams = any(
-            len(choice.resident) < len(stage.items)
-            for choice, stage in zip(choices, self.problem.stages, strict=True)
+        return settled(
+            self.problem, tuple(choices), self.slots, self.start_slots, reserve, eviction
         )
-        starts = any(
-            stage.start is not None and not choice.start_resident
-            for choice, stage in zip(choices, self.problem.stages, strict=True)
-        )
-        slots = self.slots if streams else 0
-        return Schedule(
-            tuple(choices),
-            slots=slots,
-            start_slots=self.start_slots if starts else 0,
-            reserve=min(reserve, slots),
-            eviction=eviction,
-        )
+
+
+def settled(
+    problem: Problem,
+    stages: tuple[StageChoice, ...],
+    slots: int,
+    start_slots: int,
+    reserve: int,
+    eviction: Literal["none", "lru"] = "none",
+) -> Schedule:
+    """A schedule with these stages, and slots and reserve as they must be with them: none where
+    nothing of the kind streams, and a reserve where a copy may be demanded."""
+    pairs = list(zip(stages, problem.stages, strict=True))
+    streams = any(len(choice.resident) < len(stage.items) for choice, stage in pairs)
+    starts = any(stage.start and not choice.start_resident for choice, stage in pairs)
+    on_demand = eviction == "lru" or any(
+        len(choice.resident) + len(choice.prefetch) < len(stage.items) for choice, stage in pairs
+    )
+    kept = slots if streams else 0
+    return Schedule(
+        stages,
+        slots=kept,
+        start_slots=start_slots if starts else 0,
+        reserve=min(max(reserve, int(on_demand)), kept),
+        eviction=eviction,
+    )

@@ -43,7 +43,7 @@ class OnDemand:
             for index, stage in enumerate(problem.stages)
             if item < len(stage.items)
         ]
-        for slots, start_slots in ((4, 0), (4, 2), (2, 2), (2, 1), (1, 1)):
+        for slots, start_slots in ((4, 0), (4, 2), (2, 2), (2, 1), (1, 1), (0, 2), (0, 1)):
             layout = Layout(problem, slots, start_slots)
             if layout.fits:
                 layout.fill(order)

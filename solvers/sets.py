@@ -21,6 +21,10 @@ from solvers.replay import measure, replay
 __all__ = ["Knobs", "Search", "demand_share", "unit_order"]
 
 
+_FIRST = ((8, 0), (4, 0), (4, 2), (2, 2), (2, 1), (1, 1), (0, 2), (0, 1))
+"""Slots and start slots to begin with; one of the last three fits where anything does."""
+
+
 @dataclass(frozen=True, slots=True)
 class Knobs:
     """What one candidate is made from.
@@ -32,7 +36,7 @@ class Knobs:
     reserve
         Slots left to copies on demand.
     threshold
-        Items demanded in at least this share of passes are prefetched; above 1: none.
+        Items demanded in at least this share of passes are prefetched; above 1: none, below 0: all.
     """
 
     slots: int
@@ -111,7 +115,7 @@ class Search:
             [item for item in ranked if self._share[index, item] >= knobs.threshold]
             for index, ranked in enumerate(self._ranked)
         ]
-        return layout.schedule(prefetch, max(knobs.reserve, 1))
+        return layout.schedule(prefetch, knobs.reserve)
 
     def try_schedule(self, schedule: Schedule | None, knobs: Knobs | None = None) -> bool:
         """Replay a candidate; returns whether it is the best so far."""
@@ -131,7 +135,7 @@ class Search:
         """A first look: a handful of candidates."""
         if self.try_schedule(whole_in_memory(self.problem)):
             return
-        for slots, start_slots in ((8, 0), (4, 0), (8, 2), (4, 2), (2, 2), (2, 1), (1, 1)):
+        for slots, start_slots in (*_FIRST[:2], (8, 2), *_FIRST[2:]):
             for threshold in (0.5, 2.0):
                 knobs = Knobs(slots, start_slots, 1, threshold)
                 self.try_schedule(self.build(knobs), knobs)
@@ -142,13 +146,14 @@ class Search:
         """Search slots, threshold, reserve and start slots in turn, ``rounds`` times."""
         if self.try_schedule(whole_in_memory(self.problem)):
             return
-        for knobs in (Knobs(4, 0, 1, 0.5), Knobs(4, 2, 1, 0.5), Knobs(2, 2, 1, 0.5)):
-            self.try_schedule(self.build(knobs), knobs)
-        for knobs in (Knobs(2, 1, 1, 0.5), Knobs(1, 1, 1, 2.0)):
-            if self.best is None:
+        for slots, start_slots in _FIRST:
+            for knobs in (
+                Knobs(slots, start_slots, 1, 0.5),
+                Knobs(slots, start_slots, 0, -1.0),
+            ):
                 self.try_schedule(self.build(knobs), knobs)
         widest = max((len(stage.items) for stage in self.problem.stages), default=1)
-        several = sorted({2, 3, 4, 6, 8, 12, 16, *(widest * k // 2 for k in (1, 2, 3, 4))})
+        several = sorted({1, 2, 3, 4, 6, 8, 12, 16, *(widest * k // 2 for k in (1, 2, 3, 4))})
         for _ in range(rounds):
             before = self.best_value
             for turn in ("threshold", "slots", "reserve", "start_slots"):
@@ -163,10 +168,10 @@ def _neighbours(knobs: Knobs | None, turn: str, several: list[int]) -> list[Knob
     if knobs is None:
         return []
     if turn == "threshold":
-        return [replace(knobs, threshold=at) for at in (2.0, 0.9, 0.7, 0.5, 0.3, 0.15, 0.05)]
+        return [replace(knobs, threshold=at) for at in (2.0, 0.9, 0.7, 0.5, 0.3, 0.15, 0.05, -1.0)]
     if turn == "slots":
         return [replace(knobs, slots=s, reserve=min(knobs.reserve, s)) for s in several]
     if turn == "reserve":
-        sizes = {1, 2, knobs.slots // 4, knobs.slots // 2, knobs.slots - 1}
-        return [replace(knobs, reserve=size) for size in sorted(sizes - {0})]
+        sizes = {0, 1, 2, knobs.slots // 4, knobs.slots // 2, max(knobs.slots - 1, 0)}
+        return [replace(knobs, reserve=size) for size in sorted(sizes)]
     return [replace(knobs, start_slots=size) for size in (0, 1, 2, 3)]

@@ -1,0 +1,80 @@
+"""The relaxation never exceeds what any schedule reaches, and is exact where that is plain."""
+
+from __future__ import annotations
+
+from itertools import combinations, permutations, product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from solvers.checker import check_schedule
+from solvers.outcome import Schedule, StageChoice
+from solvers.problem import Problem, Stage
+from solvers.relaxation import relax
+from solvers.replay import measure, replay
+
+
+def test_copies_bind(make: Any) -> None:
+    # 4 items of 5 bytes and 1 ms, all demanded in each of 50 passes; lead and work of 0. One slot
+    # and one resident fit in 10 bytes: 3 ms a pass.
+    stage = Stage(None, (make.unit(1_000_000, 5),) * 4)
+    scenarios = make.scenarios([[[1, 1, 1, 1]]] * 50, lead=0, work=lambda rows: 0)
+    relaxed = relax(Problem((stage,), scenarios, 10, 5))
+    assert relaxed is not None
+    assert relaxed.bound.value_ns == pytest.approx(150e6, rel=1e-5)
+    assert relaxed.bound.value_ns <= 150_000_000
+    assert relaxed.resident.sum() == pytest.approx(1.0)
+    # one more byte keeps a fifth of an item: 0.2 ms in each of 50 passes
+    assert relaxed.saved_ns_per_byte == pytest.approx(10e6, rel=1e-5)
+
+
+def test_computation_binds(make: Any) -> None:
+    # lead 5 ms a pass, one copy of 1 ms: hidden, but for the first
+    stage = Stage(None, (make.unit(1_000_000, 5),) * 2)
+    scenarios = make.scenarios([[[1, 1]]] * 3, lead=5_000_000)
+    relaxed = relax(Problem((stage,), scenarios, 5, 5))
+    assert relaxed is not None
+    assert relaxed.bound.value_ns == pytest.approx(3 * 5_000_020, rel=1e-5)
+
+
+def every_schedule(problem: Problem) -> list[Schedule]:
+    """All residents, prefetches in all orders, slots and reserves that the checker accepts."""
+    per_stage = []
+    for stage in problem.stages:
+        options = []
+        items = range(len(stage.items))
+        for kept in (c for size in range(len(items) + 1) for c in combinations(items, size)):
+            rest = [item for item in items if item not in kept]
+            for size in range(len(rest) + 1):
+                for ahead in permutations(rest, size):
+                    for first in (False, True) if stage.start else (False,):
+                        options.append(StageChoice(first, kept, ahead))
+        per_stage.append(options)
+    found = []
+    for stages in product(*per_stage):
+        for slots, start_slots in product(range(3), range(3)):
+            for reserve in range(slots + 1):
+                schedule = Schedule(stages, slots, start_slots, reserve)
+                if not list(check_schedule(problem, schedule)):
+                    found.append(schedule)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_never_above_the_best_of_all_schedules(make: Any, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    stages = tuple(
+        Stage(
+            make.unit(int(rng.integers(1, 40)), 3) if rng.random() < 0.6 else None,
+            tuple(make.unit(int(rng.integers(5, 40)), 4) for _ in range(2)),
+        )
+        for _ in range(2)
+    )
+    demand = (rng.random((3, 2, 2)) < 0.7) * rng.integers(1, 4, (3, 2, 2))
+    scenarios = make.scenarios(demand.tolist(), lead=int(rng.integers(0, 60)))
+    problem = Problem(stages, scenarios, int(rng.integers(8, 20)), 4)
+    best = min(measure(problem, replay(problem, one)) for one in every_schedule(problem))
+    relaxed = relax(problem)
+    assert relaxed is not None
+    assert relaxed.bound.value_ns <= best
