@@ -160,7 +160,9 @@ def _timeline(judged: Judged, schedule: Schedule) -> Timeline:
     problem = judged.problem
     one = problem.replace(scenarios=problem.scenarios.take_runs(1))
     result = replay(one, schedule, record=True)
-    events = [event for times in result.stages for event in _computed(judged, times)]
+    # passes that form a ring are one run, so more than one of them may have been replayed
+    stages = [times for times in result.stages if times.pass_index < len(judged.shapes)]
+    events = [event for times in stages for event in _computed(judged, times)]
     copies = ("copy_dense", "copy_prefetch", "copy_demand")
     kinds = dict(
         zip(("start", "prefetch", "demand", "dropped"), (*copies, "copy_prefetch"), strict=True)
