@@ -145,7 +145,7 @@ def _promises(plan: Plan) -> str:
 
 
 _STOP_WORDS = {
-    "optimal": "proved that it found the best",
+    "optimal": "searched to the end",
     "time_limit": "stopped at its time limit",
     "rule": "is a rule and does not search",
     "interrupted": "was interrupted",

@@ -48,6 +48,20 @@ def test_the_profile_is_made_from_this_checkpoint_and_store(made: SimpleNamespac
     assert plan.inputs.store_fingerprint == made.packed_json["fingerprint"]
 
 
+def test_a_workload_of_many_groups(
+    made: SimpleNamespace, command_json: Command, tmp_path: Path
+) -> None:
+    # far more requests than fit at once: passes of several groups make one period
+    out = tmp_path / "plan.json"
+    document = command_json(
+        *("plan", made.profile, "--memory", made.memory, "--requests", 64),
+        *("--prompt-tokens", 64, "--new-tokens", 16, "--time-limit", 2, "--out", out),
+    )
+    assert document["n_batches"] * document["batch_size"] < 64
+    assert load_document(Plan, out).predicted.timeline.kind
+    assert command_json("check", out)["violations"] == []
+
+
 def test_a_new_plan_passes_the_checker(made: SimpleNamespace, command_json: Command) -> None:
     document = command_json("check", made.plan)
     assert document["violations"] == []

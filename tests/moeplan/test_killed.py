@@ -1,0 +1,93 @@
+"""``kill -9`` at the worst moments leaves no half-written document, and the command works again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from executor import open_weights
+from planner.documents import Plan, Trace, load_document
+
+# Runs the program, but the process kills itself at its n-th call of one function of ``os``:
+# just before a file is synced, or before it gets its name.
+KILLER = """
+import os, signal, sys
+name, left = sys.argv[1], int(sys.argv[2])
+real = getattr(os, name)
+def deadly(*arguments, **options):
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*arguments, **options)
+setattr(os, name, deadly)
+sys.argv = ["moeplan", *sys.argv[3:]]
+from moeplan.cli import entry
+entry()
+"""
+
+
+def killed_at(name: str, count: int, *argv: Any) -> bool:
+    """Whether the command was killed at that call; False: it had fewer and came to its end."""
+    done = subprocess.run(
+        [sys.executable, "-c", KILLER, name, str(count), *map(str, argv)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    return done.returncode != 0
+
+
+def works(*argv: Any) -> None:
+    """The same command as a program of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "moeplan", *map(str, argv)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("name", "count"), [("fsync", 0), ("fsync", 2), ("replace", 0)])
+def test_pack(name: str, count: int, made: SimpleNamespace, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    assert killed_at(name, count, "pack", made.checkpoint, store)
+    assert not (store / "store.json").exists()
+    works("pack", made.checkpoint, store)
+    with open_weights(made.checkpoint, store) as source:
+        assert source.store_fingerprint == made.packed_json["fingerprint"]
+
+
+@pytest.mark.parametrize("name", ["fsync", "replace"])
+def test_plan(name: str, made: SimpleNamespace, tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    argv = ["plan", made.profile, "--memory", made.memory, "--requests", 4]
+    argv += ["--prompt-tokens", 14, "--new-tokens", 4, "--time-limit", 2, "--out", out]
+    if name == "replace":
+        out.write_text("an older plan")
+    assert killed_at(name, 0, *argv)
+    assert out.read_text() == "an older plan" if name == "replace" else not out.exists()
+    works(*argv)
+    assert load_document(Plan, out).policy == load_document(Plan, made.plan).policy
+
+
+def test_run(made: SimpleNamespace, tmp_path: Path) -> None:
+    out, trace = tmp_path / "out.jsonl", tmp_path / "trace.json"
+    argv = ["run", made.plan, "--prompts", made.prompts, "--out", out, "--trace", trace]
+    assert killed_at("preadv", 40, *argv)  # in the middle of loading and reading weights
+    assert list(tmp_path.iterdir()) == []
+    assert killed_at("replace", 1, *argv)  # the outputs are there, the trace is not
+    assert len([json.loads(line) for line in out.read_text().splitlines()]) == 4
+    assert not trace.exists()
+    works(*argv)
+    assert load_document(Trace, trace).totals.new_tokens == 16
