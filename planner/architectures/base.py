@@ -174,7 +174,7 @@ Change = Callable[[Weight, str], tuple[Weight, ...]]
 
 
 def _buffers(name: str) -> bool:
-    return name.endswith((".inv_freq", ".masked_bias"))
+    return name.endswith(".inv_freq")
 
 
 @dataclass(frozen=True, slots=True)

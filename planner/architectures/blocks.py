@@ -144,6 +144,7 @@ def whole(
     extra: tuple[Weight, ...] = (),
     spare: tuple[LayerShape, ...] = (),
     spare_prefix: tuple[str, ...] = (),
+    buffers: tuple[str, ...] = (),
     max_context: int | None = None,
     prefix: str = "model.",
     head: str = "lm_head.weight",
@@ -151,7 +152,8 @@ def whole(
 ) -> Architecture:
     """The whole model around ``layers``.
 
-    Tensors whose names begin with one of ``spare_prefix`` may be stored and are left alone.
+    Tensors whose names begin with one of ``spare_prefix`` or end in one of ``buffers`` (values that
+    are computed, but were saved) may be stored and are left alone.
     """
     hidden, vocab = read.positive("hidden_size"), read.positive("vocab_size")
     query_heads, kv_heads, head_dim = heads or read.heads()
@@ -172,7 +174,7 @@ def whole(
         else Weight(head, (vocab, hidden), "outside"),
         extra=extra,
         spare=spare,
-        skipped=lambda name: name.endswith(".inv_freq") or (bool(skip) and name.startswith(skip)),
+        skipped=lambda name: name.endswith((".inv_freq", *buffers)) or name.startswith(skip),
     )
 
 

@@ -155,7 +155,8 @@ def _minimax(read: ConfigReader, linear_layers: list[bool]) -> Architecture:
         inner,
     )
     layers = stack(read, lambda index: slow if linear_layers[index] else full, lambda _: feed)
-    return whole(read, layers)
+    decays = (".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay")
+    return whole(read, layers, buffers=decays)
 
 
 def minimax(read: ConfigReader) -> Architecture:
