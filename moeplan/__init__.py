@@ -12,16 +12,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from executor import Engine, open_weights, pack
     from executor.synth import write_synthetic
     from planner.check import check_plan
     from planner.checkpoint import read_checkpoint
     from planner.compare import compare
-    from planner.model_spec import read_model
-    from planner.solve import make_plan
-
-    from executor import Engine, open_weights, pack
     from planner.documents import Plan, Trace, Workload, load_document, write_document
+    from planner.model_spec import read_model
     from planner.profiles import Profile, load_profile
+    from planner.solve import make_plan
     from profiler import profile_checkpoint, verify
 
 __all__ = [
