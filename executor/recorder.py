@@ -61,6 +61,16 @@ class Recorder:
         if event.pass_index < self.kept_passes:
             self._copies.append(event)
 
+    def resume(self) -> None:
+        """Compute goes on from now; the time since its last event belongs to nothing."""
+        self._compute_ns = time.perf_counter_ns()
+
+    def take(self) -> list[Event]:
+        """The events kept so far, which are forgotten; for measuring."""
+        compute, self._events = self._events, []
+        copies, self._copies = self._copies, []
+        return [*compute, *copies]
+
     def total_ns(self, kind: str) -> int:
         """Sum of the durations of one kind."""
         return self._duration.get(kind, 0)

@@ -33,7 +33,7 @@ _MODULES = (
     "textwrap",
     "threading",
 )
-_LENGTHS = (60, 120, 200, 320, 90, 480, 150, 260)
+_LENGTHS = (120, 240, 400, 640, 180, 960, 300, 520)
 """Characters of the prompts, in turn: mixed lengths, so that padding and masks are exercised."""
 
 

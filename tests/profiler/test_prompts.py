@@ -21,8 +21,8 @@ def test_prompts_are_the_same_each_time_and_differ_from_each_other() -> None:
 def test_prompts_are_of_mixed_length_and_kind() -> None:
     prompts = bundled_prompts(32)
     lengths = {len(prompt) for prompt in prompts}
-    assert min(lengths) == 60
-    assert max(lengths) == 480
+    assert min(lengths) == 120
+    assert max(lengths) == 960
     prose = [any(prompt in text for text in topics.values()) for prompt in prompts]
     # code and prose in turn; no excerpt of a module stands in the help topics
     assert prose == [False, True] * 16

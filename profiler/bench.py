@@ -1,0 +1,234 @@
+"""A bench: the executor's own device, runtime and transfers, driven with chosen routing.
+
+Nothing is imitated. A bench is a ``Device`` with as many layers and experts of the real model as
+its budget holds; ``Runtime`` runs its layers, ``Transfers`` its copies, and what is measured are
+the events that a real run records. Only the router's answer is replaced (the router itself is
+computed), so that each expert gets as many rows as the bench wants. Layers and experts take turns
+as they do in a run, so weights are as cold in the processor's caches as they are there.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from types import TracebackType
+
+import numpy as np
+import torch
+
+from executor.device import Device
+from executor.recorder import Recorder
+from executor.routing import RoutingLog
+from executor.runtime import Runtime
+from executor.schedule import Schedule
+from executor.source import WeightSource
+from executor.transfers import Transfers
+from executor.units import Unit
+from planner.documents import Event
+from profiler.layout import BenchPlan, first_layers
+
+__all__ = ["Bench", "assign_rows"]
+
+_MANY_PASSES = 1 << 20
+
+
+def assign_rows(
+    tokens: int, top_k: int, experts: Sequence[int], rows: int, turn: int
+) -> torch.Tensor:
+    """Choices [tokens, top_k] that give as many experts as possible ``rows`` tokens each.
+
+    The experts are dealt to the top_k columns, so that no token has one twice; each column goes
+    to its experts in runs of ``rows`` tokens, the last of which takes what is left.
+
+    Parameters
+    ----------
+    tokens, top_k
+        Shape of the result.
+    experts
+        Who may be chosen; at least ``top_k``.
+    rows
+        Wanted tokens of each expert.
+    turn
+        Shifts who gets what.
+    """
+    chosen = np.empty((tokens, top_k), dtype=np.int64)
+    shift = turn % len(experts)
+    order = [*experts[shift:], *experts[:shift]]
+    for column in range(top_k):
+        own = order[column::top_k]
+        run = np.minimum(np.arange(tokens) // rows, len(own) - 1)
+        chosen[:, column] = np.asarray(own)[run]
+    return torch.from_numpy(chosen)
+
+
+class Bench:
+    """A device with a bench's layers, and a runtime on it. Use as a context manager.
+
+    Parameters
+    ----------
+    source
+        The whole model's weights.
+    plan
+        What lies on the bench.
+    memory_bytes
+        Device budget.
+    tokens
+        Token ids to embed, in turn, as a run has them.
+    paced_bytes_per_second
+        Bandwidth to hold reads to.
+    """
+
+    def __init__(
+        self,
+        source: WeightSource,
+        plan: BenchPlan,
+        memory_bytes: int,
+        tokens: Sequence[int],
+        paced_bytes_per_second: int | None = None,
+    ) -> None:
+        self.plan = plan
+        self.model = first_layers(source.model, plan.layers)
+        part = copy.copy(source)
+        part.checkpoint = dataclasses.replace(source.checkpoint, model=self.model)
+        self._tokens = np.asarray(tokens, dtype=np.int64)
+        self._at = 0
+        with torch.inference_mode():
+            self.device = Device(
+                part,
+                plan.policy,
+                plan.workload,
+                memory_bytes,
+                paced_bytes_per_second=paced_bytes_per_second,
+            )
+        self._forced: list[torch.Tensor] = []
+        self._log = RoutingLog(self.model)
+        self._members = range(0)
+        self._replace_router()
+        self._start(streams=False)
+
+    def _start(self, *, streams: bool) -> None:
+        """A fresh channel and clock: one pass after the other from here."""
+        units = self.device.units
+        # the head is not part of every pass here, so its tiles would block the chain
+        chain = (*units.chain[:-1], ()) if streams else ((),) * len(units.chain)
+        units = dataclasses.replace(units, chain=chain)
+        self._passes = 0
+        self._recorder = Recorder(_MANY_PASSES)
+        schedule = Schedule(self.plan.policy, units, _MANY_PASSES)
+        self._transfers = Transfers(schedule, self.device.copy, self._recorder)
+        self._runtime = Runtime(self.device, self._transfers, self._recorder, self._on_routed)
+        self._transfers.start()
+
+    def _replace_router(self) -> None:
+        """Compute the router, but answer with the choices that the bench wants."""
+        adapter = self.device.adapter
+        original = adapter.route
+
+        def route(layer: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            weights, _ = original(layer, rows)
+            start = rows.storage_offset() // rows.shape[1] - self._first_row()
+            return weights, self._forced[layer][start : start + len(rows)]
+
+        # on the instance: the class and all other devices keep theirs
+        vars(adapter)["route"] = route
+
+    def _first_row(self) -> int:
+        normed = self.device.state.normed
+        return normed.storage_offset() // normed.shape[1]
+
+    def _on_routed(self, layer: int) -> None:
+        self._log.add(layer, self.device, self._members)
+
+    def choice(self, layer: int) -> list[int]:
+        """Experts of a layer that routing may name: residents, or all where those are too few."""
+        spec = self.model.layers[layer]
+        resident = self.plan.policy.layers[layer].resident
+        return list(resident if len(resident) >= spec.top_k else range(spec.experts))
+
+    def most_rows(self, tokens: int) -> int:
+        """Rows of each expert where ``tokens`` are spread evenly over all that may be named."""
+        layer = self.plan.moe_layer
+        spec = self.model.layers[layer]
+        return max(tokens * spec.top_k // len(self.choice(layer)), 1)
+
+    def run(
+        self,
+        counts: list[int],
+        past: list[int],
+        rows: int,
+        *,
+        batch_size: int | None = None,
+        head_tiles: int | None = 0,
+    ) -> list[Event]:
+        """One pass through the bench's layers; returns its events, copies too.
+
+        Parameters
+        ----------
+        counts, past
+            Tokens of each sequence in the pass and before it.
+        rows
+            Tokens that each active expert is to have.
+        batch_size
+            Sequences of one batch; all of them if not given.
+        head_tiles
+            How many head tiles are computed; None for all, 0 for no head at all.
+        """
+        device, index = self.device, self._passes
+        total = sum(counts)
+        self._forced = [
+            assign_rows(total, spec.top_k, self.choice(layer), rows, 7 * index + layer)
+            if spec.experts
+            else torch.empty(0)
+            for layer, spec in enumerate(self.model.layers)
+        ]
+        device.state.batch_size = batch_size or len(counts)
+        self._members = range(len(counts))
+        self._log = RoutingLog(self.model)
+        places = (self._at + np.arange(total)) % len(self._tokens)
+        self._at = (self._at + total) % len(self._tokens)
+        tokens: list[int] = self._tokens[places].tolist()
+        with torch.inference_mode():
+            self._recorder.resume()
+            device.operations.begin(counts, past)
+            self._runtime.embed(index, tokens)
+            for layer in range(self.plan.layers):
+                self._runtime.layer(index, layer)
+            if head_tiles != 0:
+                self._runtime.head(index, head_tiles)
+            else:
+                self._transfers.enter(index, self.plan.layers)
+        self._passes += 1
+        return self._recorder.take()
+
+    def stream(self, *, on: bool) -> None:
+        """From now on let the channel copy prefetches in vain, or let it rest."""
+        self._transfers.close()
+        self._start(streams=on)
+
+    def fill(self, last: Unit) -> list[Event]:
+        """Start the channel afresh and let its chain run until ``last`` is copied.
+
+        Returns the copies, in order; nothing is computed beside them.
+        """
+        self.stream(on=True)
+        self._transfers.wait(last)
+        self._transfers.close()
+        events = self._recorder.take()
+        self._start(streams=False)
+        return events
+
+    def close(self) -> None:
+        """Stop the reader."""
+        self._transfers.close()
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

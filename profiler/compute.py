@@ -1,0 +1,124 @@
+"""Measuring computation: decode and prefill passes over a grid of sizes, nothing copied beside.
+
+Each pass through a bench gives samples of every operation at once: attention at its batch size and
+context, router, combine and the rest at the group's tokens, experts at rows that rotate through
+the whole curve.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from planner.documents import ModelSpec, Workload
+from planner.memory import EXPERT_TILE_ROWS
+from profiler.bench import Bench
+from profiler.samples import PassSamples, add_pass
+
+__all__ = ["EXPERT_ROWS", "Cell", "decode_cells", "measure_cell", "prefill_cells"]
+
+EXPERT_ROWS = tuple(
+    rows
+    for rows in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+    if rows <= EXPERT_TILE_ROWS
+)
+"""The expert curve: dense where kernels change their shape."""
+
+_SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_CONTEXTS = (32, 128, 512)
+_PROMPTS = (8, 32, 128, 512)
+_PREFILL_SEQUENCES = (1, 4, 16, 64)
+_HEAD_TILES = 3
+"""Head tiles that a pass computes, where there are more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One kind of pass.
+
+    ``prompt_tokens`` is None for decode, where each sequence has one new token and ``context``
+    positions in sight; in prefill ``context`` is the prompt.
+    """
+
+    sequences: int
+    prompt_tokens: int | None
+    context: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the pass."""
+        return self.sequences * (self.prompt_tokens or 1)
+
+    @property
+    def workload(self) -> Workload:
+        """What a device must have room for."""
+        if self.prompt_tokens is None:
+            return Workload(self.sequences, 1, self.context)
+        return Workload(self.sequences, self.prompt_tokens, 1)
+
+    def counts(self) -> tuple[list[int], list[int]]:
+        """Tokens of each sequence in the pass, and before it.
+
+        In decode sequences are of unequal length, as real prompts are.
+        """
+        if self.prompt_tokens is not None:
+            return [self.prompt_tokens] * self.sequences, [0] * self.sequences
+        ragged = [self.context - 1 - index % 4 for index in range(self.sequences)]
+        return [1] * self.sequences, [max(past, 1) for past in ragged]
+
+
+def decode_cells(model: ModelSpec) -> Iterator[list[Cell]]:
+    """Decode passes: for each context the sequences, smallest first."""
+    contexts = [length for length in _CONTEXTS if length < model.max_context]
+    for context in contexts or [model.max_context]:
+        yield [Cell(sequences, None, context) for sequences in _SEQUENCES]
+
+
+def prefill_cells(model: ModelSpec, most_tokens: int) -> Iterator[list[Cell]]:
+    """Prefill passes: for each prompt length the sequences, smallest first."""
+    prompts = [length for length in _PROMPTS if length <= model.max_context]
+    for prompt in prompts or [model.max_context]:
+        yield [
+            Cell(sequences, prompt, prompt)
+            for sequences in _PREFILL_SEQUENCES
+            if sequences * prompt <= most_tokens or sequences == 1
+        ]
+
+
+def measure_cell(
+    bench: Bench, cell: Cell, samples: PassSamples, budget_ns: int, least: int = 4, most: int = 24
+) -> None:
+    """Passes of one kind until the time is up (and ``least`` were made).
+
+    The first pass warms up libraries, caches and pages, and is not counted.
+    """
+    counts, past = cell.counts()
+    tiles = bench.plan.policy.head_tiles
+    begun = time.perf_counter_ns()
+    for turn in range(most + 1):
+        rows = _next_rows(samples, cell.tokens, turn)
+        if turn == 0:
+            bench.run(counts, past, rows, head_tiles=min(tiles, _HEAD_TILES))
+            continue
+        events = bench.run(counts, past, rows, head_tiles=min(tiles, _HEAD_TILES))
+        add_pass(
+            samples,
+            events,
+            batch_size=cell.sequences,
+            prompt_tokens=cell.prompt_tokens,
+            context=cell.context,
+            head_tiles=tiles,
+            expert_rows=frozenset((rows,)),
+        )
+        if turn >= least and time.perf_counter_ns() - begun > budget_ns:
+            break
+
+
+def _next_rows(samples: PassSamples, tokens: int, turn: int) -> int:
+    """The size of the expert curve that has the fewest samples so far, of those that fit."""
+    fitting = [rows for rows in EXPERT_ROWS if rows <= tokens]
+    # in turns, so that no size is measured in one moment of the machine alone
+    shift = turn % len(fitting)
+    order = [*fitting[shift:], *fitting[:shift]]
+    return min(order, key=lambda rows: len(samples.by_rows.get(("expert", rows), ())))

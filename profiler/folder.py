@@ -1,0 +1,222 @@
+"""Making a profile: measure, record, and write the documents of one folder."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from executor.allocator import tune_process
+from executor.device import DTYPES
+from executor.source import WeightSource, open_weights
+from executor.tokenizer import load_tokenizer
+from planner.documents import ProfileIndex, document_hash, write_document
+from planner.routing import TraceArrays, write_trace
+from profiler.measure import Effort, Measurement
+from profiler.prompts import bundled_prompts
+from profiler.record import record_routing
+from profiler.sampling import Progress, Task, run_tasks
+from solvers.errors import CheckpointError, OptionError, UnsupportedError
+
+__all__ = ["profile_checkpoint"]
+
+_FILES = frozenset(
+    ("profile.json", "hardware.json", "model.json", "costs.json", "routing.json", "routing.npz")
+)
+_PROMPTS = 64
+_SYNTHETIC_LENGTHS = (16, 160)
+_NEW_TOKENS = 16
+
+
+def profile_checkpoint(
+    checkpoint: Path,
+    out: Path,
+    *,
+    memory_bytes: int,
+    device: str = "cpu",
+    paced_bytes_per_second: int | None = None,
+    store: Path | None = None,
+    prompts: Sequence[str] | Sequence[Sequence[int]] | None = None,
+    seed: int = 0,
+    effort: Effort | None = None,
+    progress: Progress | None = None,
+) -> ProfileIndex:
+    """Measure this machine with a checkpoint and record its routing, into a profile folder.
+
+    Parameters
+    ----------
+    checkpoint
+        Folder of the checkpoint.
+    out
+        Folder to write; an existing profile is replaced once the new one is complete.
+    memory_bytes
+        Device budget, which profiling itself keeps, too. Sizes that do not fit it are not
+        measured; curves are continued beyond their last point.
+    device
+        ``cpu``.
+    paced_bytes_per_second
+        Bandwidth to hold the disk to.
+    store
+        A store packed from the checkpoint: what is read from it is measured.
+    prompts
+        Texts or token ids to record routing on; bundled ones if not given (for a synthetic
+        checkpoint its own ``prompts.jsonl``, or random tokens).
+    seed
+        Of the order in which prompts are run, and of random tokens.
+    effort
+        How long to measure.
+    progress
+        Called with milliseconds spent, milliseconds in all (estimated), and what comes next.
+
+    Returns
+    -------
+    ProfileIndex
+        The folder's index, which is written last.
+
+    Raises
+    ------
+    InputError
+        If the input is bad: a missing or damaged checkpoint or store, a budget below the smallest
+        (``BudgetError`` names it), a device or type that cannot run, bad options.
+    """
+    if device != "cpu":
+        raise UnsupportedError(f"device {device!r}: this version computes on the CPU; use cpu")
+    if memory_bytes <= 0:
+        raise OptionError(f"a memory budget of {memory_bytes} bytes holds nothing; give more")
+    if paced_bytes_per_second is not None and paced_bytes_per_second <= 0:
+        raise OptionError(
+            f"a bandwidth of {paced_bytes_per_second} bytes/s is none; give a positive one"
+        )
+    _check_out(out)
+    tune_process()
+    with open_weights(checkpoint, store) as source:
+        model = source.model
+        if model.dtype not in DTYPES:
+            raise UnsupportedError(f"{model.name}: weights of type {model.dtype} cannot be run yet")
+        ids = _token_ids(source, prompts, seed)
+        measurement = Measurement(
+            source,
+            memory_bytes,
+            [token for tokens in ids for token in tokens],
+            paced_bytes_per_second,
+            effort or Effort(),
+        )
+        recorded: list[TraceArrays] = []
+        longest = max(map(len, ids))
+        new_tokens = min(_NEW_TOKENS, max(model.max_context - longest, 1))
+        recording = Task(
+            "routing of prompts",
+            # each pass reads most of the weights, at about 1.5 GB/s
+            new_tokens * model.total_bytes * 2 // 3 + 2_000_000_000,
+            lambda: recorded.append(
+                record_routing(source, ids, memory_bytes, new_tokens=new_tokens)
+            ),
+        )
+        run_tasks([*measurement.tasks(), recording], progress)
+        return _write(out, checkpoint, store, measurement, recorded[0])
+
+
+def _write(
+    out: Path,
+    checkpoint: Path,
+    store: Path | None,
+    measurement: Measurement,
+    arrays: TraceArrays,
+) -> ProfileIndex:
+    """All documents, the index last: a folder without it is no profile."""
+    source, model = measurement.source, measurement.model
+    hardware = measurement.hardware()
+    costs = measurement.costs(hardware)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(f"{out}: cannot be made: {error.strerror}") from error
+    write_document(hardware, out / "hardware.json")
+    write_document(model, out / "model.json")
+    write_document(costs, out / "costs.json")
+    routing = write_trace(
+        out,
+        arrays,
+        model_hash=document_hash(model),
+        moe_layers=tuple(layer.index for layer in model.layers if layer.experts),
+        expert_count=max(layer.experts for layer in model.layers),
+        source="synthetic" if model.synthetic else "measured",
+    )
+    index = ProfileIndex(
+        checkpoint=str(checkpoint.absolute()),
+        store=None if store is None else str(store.absolute()),
+        checkpoint_fingerprint=source.fingerprint,
+        store_fingerprint=source.store_fingerprint,
+        memory_bytes=measurement.memory_bytes,
+        hardware_hash=document_hash(hardware),
+        model_hash=document_hash(model),
+        costs_hash=document_hash(costs),
+        routing_hash=document_hash(routing),
+    )
+    write_document(index, out / "profile.json")
+    return index
+
+
+def _check_out(out: Path) -> None:
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise OptionError(f"{out}: is a file; name a new folder for the profile")
+    foreign = sorted(path.name for path in out.iterdir() if path.name not in _FILES)
+    if foreign:
+        raise OptionError(
+            f"{out}: holds {foreign[0]}, which is no part of a profile; name a new folder"
+        )
+
+
+def _token_ids(
+    source: WeightSource, prompts: Sequence[str] | Sequence[Sequence[int]] | None, seed: int
+) -> list[list[int]]:
+    """What to run: token ids of each prompt, cut to what the model's context holds."""
+    model, folder = source.model, source.checkpoint.folder
+    chosen: list[str | list[int]]
+    if prompts is not None:
+        chosen = [prompt if isinstance(prompt, str) else list(prompt) for prompt in prompts]
+    elif (folder / "prompts.jsonl").exists():
+        chosen = _own_prompts(folder / "prompts.jsonl")
+    elif model.synthetic:
+        chosen = _random_prompts(model.vocab_size, seed)
+    else:
+        chosen = [*bundled_prompts(_PROMPTS)]
+    random.Random(seed).shuffle(chosen)
+    if not chosen or not all(chosen):
+        raise OptionError("routing is recorded on prompts: give at least one, none of them empty")
+    room = max(model.max_context - _NEW_TOKENS, 1)
+    tokenizer = load_tokenizer(folder) if any(isinstance(one, str) for one in chosen) else None
+    ids = []
+    for prompt in chosen:
+        if isinstance(prompt, str):
+            prompt = tokenizer.encode(prompt) if tokenizer is not None else []
+        if not all(0 <= token < model.vocab_size for token in prompt):
+            raise OptionError(f"a prompt has a token outside the vocabulary of {model.vocab_size}")
+        if prompt:
+            ids.append(prompt[:room])
+    if not ids:
+        raise OptionError("the prompts hold no token; give longer ones")
+    return ids
+
+
+def _own_prompts(path: Path) -> list[str | list[int]]:
+    """A synthetic checkpoint's prompts: ``prompt`` (text) or ``token_ids`` on each line."""
+    prompts: list[str | list[int]] = []
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            value = json.loads(line)
+            prompts.append(value["prompt"] if "prompt" in value else value["token_ids"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+    return prompts
+
+
+def _random_prompts(vocab_size: int, seed: int) -> list[str | list[int]]:
+    generator = random.Random(seed)
+    return [
+        [generator.randrange(vocab_size) for _ in range(generator.randint(*_SYNTHETIC_LENGTHS))]
+        for _ in range(_PROMPTS)
+    ]

@@ -1,0 +1,137 @@
+"""What lies on a bench: as many layers and experts of a model as a budget holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from executor.device import DTYPES
+from planner.documents import LayerPolicy, ModelSpec, Policy, Workload
+from planner.memory import account_device, default_head_tiling
+
+__all__ = ["BenchPlan", "Layout", "first_layers"]
+
+
+@dataclass(frozen=True, slots=True)
+class BenchPlan:
+    """What lies on a bench.
+
+    Attributes
+    ----------
+    layers
+        How many of the model's first layers.
+    moe_layer
+        The first of them that has experts.
+    policy, workload
+        For ``Device``: one batch of the most sequences, the longest prompt and context.
+    """
+
+    layers: int
+    moe_layer: int
+    policy: Policy
+    workload: Workload
+
+
+def first_layers(model: ModelSpec, layers: int) -> ModelSpec:
+    """The model with its first layers only."""
+    return dataclasses.replace(model, layers=model.layers[:layers])
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How benches of one model are laid out under one budget.
+
+    Attributes
+    ----------
+    model, memory_bytes
+        The whole model, and the device budget.
+    slots, reserve
+        Streaming slots for experts and head tiles, and how many of them the chain leaves alone.
+    stream
+        Leave experts out on purpose and prefetch them in vain, so that the channel is busy.
+    chunk_bytes
+        Piece of a copy.
+    """
+
+    model: ModelSpec
+    memory_bytes: int
+    slots: int = 1
+    reserve: int = 1
+    stream: bool = False
+    chunk_bytes: int = 1 << 20
+
+    @property
+    def moe_layer(self) -> int:
+        """The first layer with experts; what comes before it is on every bench."""
+        return next(layer.index for layer in self.model.layers if layer.experts)
+
+    def plan(self, workload: Workload) -> BenchPlan | None:
+        """The largest bench for ``workload``; None where not even one layer with experts fits.
+
+        Layers come first, so that weights take turns as they do in a run: as many as can have
+        twice the router's choices of experts each. Then experts are added to each.
+        """
+        first = self.moe_layer + 1
+        few = min(2 * self.model.layers[self.moe_layer].top_k, self._most_experts)
+        layers = first
+        while layers < len(self.model.layers) and self.fits(self.bench(workload, layers + 1, few)):
+            layers += 1
+        low, high = 0, self._most_experts
+        best = None
+        while low <= high:
+            middle = (low + high) // 2
+            bench = self.bench(workload, layers, middle)
+            if self.fits(bench):
+                best, low = bench, middle + 1
+            else:
+                high = middle - 1
+        return best
+
+    @property
+    def _most_experts(self) -> int:
+        most = max(layer.experts for layer in self.model.layers)
+        return most // 2 if self.stream else most
+
+    def roomy(self, bench: BenchPlan) -> bool:
+        """Whether weights have two fifths of the budget, or lie there whole.
+
+        With less, the same few weights would be used over and over and stay in the processor's
+        caches, as they do not in a run.
+        """
+        layers = list(zip(self.model.layers, bench.policy.layers, strict=False))
+        held = sum(
+            spec.dense_bytes + len(chosen.resident) * spec.expert_bytes for spec, chosen in layers
+        )
+        part = self.stream or len(layers) < len(self.model.layers)
+        whole = not part and all(len(c.resident) == spec.experts for spec, c in layers)
+        return whole or held * 5 >= self.memory_bytes * 2
+
+    def fits(self, bench: BenchPlan) -> bool:
+        """Whether the budget holds a bench."""
+        model = first_layers(self.model, bench.layers)
+        width = DTYPES[self.model.dtype].itemsize
+        account = account_device(model, bench.policy, bench.workload, width, self.memory_bytes)
+        return account.peak_bytes <= self.memory_bytes
+
+    def bench(self, workload: Workload, layers: int, experts: int) -> BenchPlan:
+        """A bench of so many layers, with at most so many resident experts in each."""
+        rows, tiles = default_head_tiling(self.model, DTYPES[self.model.dtype].itemsize)
+        chosen = []
+        for layer in self.model.layers[:layers]:
+            count = min(experts, layer.experts // 2 if self.stream else layer.experts)
+            rest = tuple(range(count, layer.experts)) if self.stream else ()
+            chosen.append(LayerPolicy(True, tuple(range(count)), rest))
+        policy = Policy(
+            n_batches=1,
+            batch_size=workload.requests,
+            layers=tuple(chosen),
+            head_tile_rows=rows,
+            head_tiles=tiles,
+            resident_head_tiles=0,
+            slots=self.slots,
+            dense_slots=0,
+            reserve=self.reserve,
+            eviction="none",
+            chunk_bytes=self.chunk_bytes,
+        )
+        return BenchPlan(layers, self.moe_layer, policy, workload)

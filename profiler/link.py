@@ -1,0 +1,121 @@
+"""Measuring the copy channel with nothing computed beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from executor.units import Unit
+from planner.documents import Figure
+from planner.documents.base import Source
+from profiler.bench import Bench
+from profiler.curves import figure, median_and_spread
+
+__all__ = ["CopySample", "LinkFit", "copies_alone", "fit_link"]
+
+
+@dataclass(frozen=True, slots=True)
+class CopySample:
+    """One unit's copy: so many bytes in so many chunks took so long."""
+
+    chunks: int
+    size_bytes: int
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFit:
+    """A chunk of s bytes takes ``latency_ns + s / bandwidth``.
+
+    ``held_out_error`` is the median relative error at every other sample, which the fit that it
+    judges has not seen.
+    """
+
+    bandwidth_bytes_per_second: Figure
+    latency_ns: Figure
+    held_out_error: float
+
+
+def copies_alone(bench: Bench) -> list[CopySample]:
+    """Let the channel fill every slot that the chain may take, with nothing computed beside.
+
+    The copies follow one another without a pause, so each one's time counts from the end of the
+    one before: what the channel does between two copies counts as well.
+    """
+    policy, units = bench.plan.policy, bench.device.units
+    chained = [unit for stage in units.chain for unit in stage if unit.kind == "expert"]
+    last = chained[min(policy.slots - policy.reserve, len(chained)) - 1]
+    events = bench.fill(last)
+    samples = []
+    for before, event in pairwise(events):
+        size = units.sizes[Unit(event.layer, "expert", event.item)]
+        if event.size_bytes == size and before.size_bytes:
+            chunks = -(-size // policy.chunk_bytes)
+            samples.append(CopySample(chunks, size, event.end_ns - before.end_ns))
+    return samples
+
+
+def fit_link(samples: Sequence[CopySample], source: Source = "measured") -> LinkFit:
+    """Latency of a chunk and bandwidth, by least squares of the relative error of medians.
+
+    Raises
+    ------
+    ValueError
+        If there are no samples, or the durations do not grow with the bytes.
+    """
+    if not samples:
+        raise ValueError("no copies were measured")
+    latency, slope = _solve(_medians(samples))
+    half_latency, half_slope = _solve(_medians(samples[::2]))
+    errors = [
+        abs(half_latency * one.chunks + half_slope * one.size_bytes - one.duration_ns)
+        / one.duration_ns
+        for one in samples[1::2]
+    ]
+    # the spread of the bandwidth: that of the copies with the fewest chunks for their bytes
+    largest = max(samples, key=lambda one: (one.size_bytes / one.chunks, one.size_bytes))
+    alike = [
+        one.duration_ns
+        for one in samples
+        if (one.chunks, one.size_bytes) == (largest.chunks, largest.size_bytes)
+    ]
+    middle, spread = median_and_spread(alike)
+    bandwidth = 1e9 / slope
+    return LinkFit(
+        Figure(bandwidth, source, bandwidth * spread / middle, len(samples)),
+        Figure(latency, source, None, len(samples)),
+        float(np.median(errors)) if errors else 0.0,
+    )
+
+
+def _medians(samples: Sequence[CopySample]) -> list[tuple[int, int, float]]:
+    shapes = sorted({(one.chunks, one.size_bytes) for one in samples})
+    return [
+        (
+            chunks,
+            size,
+            figure(
+                [o.duration_ns for o in samples if (o.chunks, o.size_bytes) == (chunks, size)]
+            ).value,
+        )
+        for chunks, size in shapes
+    ]
+
+
+def _solve(points: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
+    """Latency a chunk (at least 0) and time a byte (above 0)."""
+    chunks, sizes, middles = (
+        np.array(column, dtype=np.float64) for column in zip(*points, strict=True)
+    )
+    columns = np.stack([chunks / middles, sizes / middles], axis=1)
+    ones = np.ones(len(points))
+    if np.linalg.matrix_rank(columns) == 2:
+        latency, slope = np.linalg.lstsq(columns, ones, rcond=None)[0]
+        if latency >= 0 and slope > 0:
+            return float(latency), float(slope)
+    # one shape of copy only, or no latency that shows: all of it is bandwidth
+    share = sizes / middles
+    return 0.0, float(share.sum() / (share**2).sum())

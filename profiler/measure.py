@@ -1,0 +1,259 @@
+"""Measuring a machine and a model: all benches, one hardware and one cost document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from executor.device import DTYPES
+from executor.source import WeightSource
+from planner.documents import (
+    Channel,
+    CostProfile,
+    Curve,
+    Figure,
+    Hardware,
+    ModelSpec,
+    Workload,
+    document_hash,
+)
+from planner.documents.base import Source
+from planner.documents.costs import OperationKind
+from planner.groups import CHUNK_BYTES
+from planner.memory import smallest_budget
+from profiler.bench import Bench
+from profiler.compute import Cell, decode_cells, measure_cell, prefill_cells
+from profiler.contention import Turn, contend, slowdowns
+from profiler.curves import figure, fit_curve, fit_surface
+from profiler.layout import BenchPlan, Layout
+from profiler.link import CopySample, copies_alone, fit_link
+from profiler.machine import Reference, describe_machine
+from profiler.samples import PassSamples
+from profiler.sampling import Progress, Task, run_tasks
+from solvers.errors import BudgetError
+
+__all__ = ["Effort", "Measurement"]
+
+_MOST_PREFILL_TOKENS = 2048
+_SLOTS = (12, 8, 6, 4, 3, 2, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long to measure.
+
+    Attributes
+    ----------
+    cell_ns
+        For each kind of pass (at least four passes are made).
+    fills
+        Times that the channel fills its slots, for each chunk size.
+    turns, passes
+        Of contention: alternations, and passes in each.
+    """
+
+    cell_ns: int = 350_000_000
+    fills: int = 5
+    turns: int = 3
+    passes: int = 6
+
+
+@dataclass(slots=True)
+class Measurement:
+    """Everything that is measured of one machine and one model, and how.
+
+    Parameters
+    ----------
+    source
+        Weights.
+    memory_bytes
+        Device budget of every bench.
+    tokens
+        Token ids to embed, as prompts have them.
+    paced_bytes_per_second
+        Bandwidth to hold reads to.
+    effort
+        How long.
+    """
+
+    source: WeightSource
+    memory_bytes: int
+    tokens: Sequence[int]
+    paced_bytes_per_second: int | None = None
+    effort: Effort = field(default_factory=Effort)
+    samples: PassSamples = field(default_factory=PassSamples)
+    copies: list[CopySample] = field(default_factory=list)
+    pairs: list[tuple[Turn, Turn]] = field(default_factory=list)
+    reference: Reference = field(default_factory=Reference)
+
+    @property
+    def model(self) -> ModelSpec:
+        """The whole model."""
+        return self.source.model
+
+    @property
+    def _tag(self) -> Source:
+        return "paced" if self.paced_bytes_per_second else "measured"
+
+    def tasks(self) -> list[Task]:
+        """What there is to measure, with estimates.
+
+        Raises
+        ------
+        BudgetError
+            If the budget does not hold the smallest bench.
+        """
+        layout = Layout(self.model, self.memory_bytes)
+        tasks = []
+        for chunk in CHUNK_BYTES:
+            tasks += self._link_tasks(chunk)
+        groups = [*decode_cells(self.model), *prefill_cells(self.model, _MOST_PREFILL_TOKENS)]
+        for cells in groups:
+            fitting, plan = _fitting(layout, cells)
+            if plan is None:
+                continue
+            first = fitting[0]
+            kind = "decode" if first.prompt_tokens is None else "prefill"
+            what = f"{kind} at {first.context} tokens"
+            estimate = (self.effort.cell_ns + 150_000_000) * len(fitting)
+            tasks.append(Task(what, estimate, self._compute(fitting, plan)))
+        decoding = any(task.what.startswith("decode") for task in tasks)
+        if not decoding or not any(task.what.startswith("prefill") for task in tasks):
+            self._refuse()
+        tasks += self._contention_tasks()
+        return tasks
+
+    def run(self, progress: Progress | None) -> None:
+        """Measure everything."""
+        run_tasks(self.tasks(), progress)
+
+    # --- copies -------------------------------------------------------------------------------
+
+    def _link_tasks(self, chunk: int) -> list[Task]:
+        """Copies alone, with as many slots as fit; none where this chunk size does not fit."""
+        workload = Workload(1, 1, 8)
+        for slots in _SLOTS:
+            layout = Layout(self.model, self.memory_bytes, slots, 0, stream=True, chunk_bytes=chunk)
+            plan = layout.plan(workload)
+            if plan is None:
+                continue
+            expert = self.model.layers[plan.moe_layer].expert_bytes
+            estimate = slots * expert * (self.effort.fills + 1) // 1 + 200_000_000
+
+            def task(plan: BenchPlan = plan) -> None:
+                with self._bench(plan) as bench:
+                    # first touches of the slots' pages, which a run has behind it
+                    copies_alone(bench)
+                    for _ in range(self.effort.fills):
+                        self.copies += copies_alone(bench)
+                        self.reference.take()
+
+            return [Task(f"copies in pieces of {chunk >> 10} KiB", estimate, task)]
+        return []
+
+    # --- computation --------------------------------------------------------------------------
+
+    def _compute(self, cells: Sequence[Cell], plan: BenchPlan) -> Callable[[], None]:
+        def task() -> None:
+            with self._bench(plan) as bench:
+                for cell in cells:
+                    measure_cell(bench, cell, self.samples, self.effort.cell_ns)
+                    self.reference.take()
+
+        return task
+
+    # --- contention ---------------------------------------------------------------------------
+
+    def _contention_tasks(self) -> list[Task]:
+        tasks = []
+        for cell, rows in ((Cell(1, None, 32), 1), (Cell(16, None, 32), 4), (Cell(8, 32, 32), 32)):
+            plan = self._streaming(cell)
+            if plan is None:
+                continue
+
+            def task(plan: BenchPlan = plan, cell: Cell = cell, rows: int = rows) -> None:
+                with self._bench(plan) as bench:
+                    self.pairs += contend(bench, cell, rows, self.effort.passes, self.effort.turns)
+                self.reference.take()
+
+            tasks.append(Task("copying beside computing", 2_000_000_000, task))
+        return tasks
+
+    def _streaming(self, cell: Cell) -> BenchPlan | None:
+        for slots in _SLOTS[:-1]:
+            layout = Layout(self.model, self.memory_bytes, slots, stream=True, chunk_bytes=1 << 20)
+            plan = layout.plan(cell.workload)
+            if plan is not None and layout.roomy(plan):
+                return plan
+        return None
+
+    def _bench(self, plan: BenchPlan) -> Bench:
+        return Bench(self.source, plan, self.memory_bytes, self.tokens, self.paced_bytes_per_second)
+
+    # --- documents ----------------------------------------------------------------------------
+
+    def hardware(self) -> Hardware:
+        """The machine."""
+        fit = fit_link(self.copies, self._tag)
+        channel = Channel(
+            "disk", fit.bandwidth_bytes_per_second, fit.latency_ns, self.paced_bytes_per_second
+        )
+        return describe_machine(self.source.checkpoint.folder, self.memory_bytes, channel)
+
+    def costs(self, hardware: Hardware) -> CostProfile:
+        """How long everything takes."""
+        kinds: list[OperationKind] = [
+            "embed", "router", "dense_mlp", "shared_expert", "expert", "combine", "head", "sample",
+        ]  # fmt: skip
+        curves: dict[OperationKind, Curve] = {
+            kind: fit_curve(self.samples.rows(kind)) for kind in kinds if self.samples.rows(kind)
+        }
+        ratios = slowdowns(self.pairs, self._alone_rate(), self._tag)
+        reference = figure(self.reference.samples)
+        return CostProfile(
+            model_hash=document_hash(self.model),
+            hardware_hash=document_hash(hardware),
+            dtype=self.model.dtype,  # type: ignore[arg-type]
+            curves=curves,
+            attention_decode=fit_surface(self.samples.decode),
+            attention_prefill=fit_surface(self.samples.prefill),
+            copy_slowdown=ratios.copy_slowdown,
+            compute_slowdown=ratios.compute_slowdown,
+            reference_ns=Figure(reference.value, "measured", reference.spread, reference.samples),
+        )
+
+    def _alone_rate(self) -> float:
+        """Bytes/s of copies in the pieces that contention was measured with."""
+        fit = fit_link(self.copies)
+        size = self.model.layers[Layout(self.model, 0).moe_layer].expert_bytes
+        chunks = -(-size // (1 << 20))
+        slope = 1e9 / fit.bandwidth_bytes_per_second.value
+        return size * 1e9 / (chunks * fit.latency_ns.value + size * slope)
+
+    def _refuse(self) -> None:
+        width = DTYPES[self.model.dtype].itemsize
+        need = smallest_budget(self.model, Workload(1, 1, 1), width)
+        low, high = need, 1 << 62
+        while low < high:
+            middle = (low + high) // 2
+            layout = Layout(self.model, middle)
+            smallest = [Cell(1, None, 32), Cell(1, 8, 8)]
+            if all(layout.plan(cell.workload) is not None for cell in smallest):
+                high = middle
+            else:
+                low = middle + 1
+        raise BudgetError(
+            f"{self.model.name} cannot be profiled in {self.memory_bytes:,} bytes of memory; "
+            f"the smallest budget that works is {low:,} bytes",
+            low,
+        )
+
+
+def _fitting(layout: Layout, cells: Sequence[Cell]) -> tuple[Sequence[Cell], BenchPlan | None]:
+    """The cells that fit, the largest of which sets the bench; roomy benches come first."""
+    for wanted in (True, False):
+        for end in range(len(cells), 0, -1):
+            plan = layout.plan(cells[end - 1].workload)
+            if plan is not None and (not wanted or layout.roomy(plan)):
+                return cells[:end], plan
+    return (), None

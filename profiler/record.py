@@ -1,0 +1,166 @@
+"""Recording routing: prompts are really run, prefill and some decode, and each choice is kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from executor.device import DTYPES, Device
+from executor.generation import Generation
+from executor.source import WeightSource
+from planner.documents import LayerPolicy, ModelSpec, Policy, Workload
+from planner.groups import CHUNK_BYTES
+from planner.memory import account_device, default_head_tiling, smallest_budget
+from planner.routing import TraceArrays
+from solvers.errors import BudgetError, OptionError
+
+__all__ = ["record_routing", "recording_policy"]
+
+_NEW_TOKENS = 16
+_SLOTS = 6
+
+
+def recording_policy(
+    model: ModelSpec, workload: Workload, memory_bytes: int
+) -> tuple[Policy, Workload] | None:
+    """A simple policy under which ``workload`` runs, and the workload of one group.
+
+    The group is the largest that leaves room for a few slots; then dense parts stay if they fit,
+    then experts, layer by layer. None where not even one sequence fits.
+    """
+    group = workload.requests
+    while True:
+        some = Workload(group, workload.prompt_tokens, workload.new_tokens)
+        # slots first: where they are few, a smaller group is better than fewer still
+        for slots in (_SLOTS, 1) if group == 1 else (_SLOTS,):
+            for chunk in CHUNK_BYTES:
+                policy = _policy(model, group, slots, chunk, dense=False, experts=0)
+                if _fits(model, policy, some, memory_bytes):
+                    return _with_residents(model, policy, some, memory_bytes), some
+        if group == 1:
+            return None
+        group = -(-group // 2)
+
+
+def _with_residents(
+    model: ModelSpec, policy: Policy, workload: Workload, memory_bytes: int
+) -> Policy:
+    best = policy
+    most = max(layer.experts for layer in model.layers)
+    for experts in range(most + 1):
+        candidate = _policy(
+            model, policy.batch_size, policy.slots, policy.chunk_bytes, dense=True, experts=experts
+        )
+        if not _fits(model, candidate, workload, memory_bytes):
+            break
+        best = candidate
+    return best
+
+
+def _policy(
+    model: ModelSpec, group: int, slots: int, chunk_bytes: int, *, dense: bool, experts: int
+) -> Policy:
+    rows, tiles = default_head_tiling(model, DTYPES[model.dtype].itemsize)
+    return Policy(
+        n_batches=1,
+        batch_size=group,
+        layers=tuple(
+            LayerPolicy(dense, tuple(range(min(experts, layer.experts))), ())
+            for layer in model.layers
+        ),
+        head_tile_rows=rows,
+        head_tiles=tiles,
+        resident_head_tiles=0,
+        slots=slots,
+        dense_slots=0 if dense else 1,
+        reserve=1,
+        eviction="lru",
+        chunk_bytes=chunk_bytes,
+    )
+
+
+def _fits(model: ModelSpec, policy: Policy, workload: Workload, memory_bytes: int) -> bool:
+    width = DTYPES[model.dtype].itemsize
+    return account_device(model, policy, workload, width, 0).peak_bytes <= memory_bytes
+
+
+def record_routing(
+    source: WeightSource,
+    prompts: Sequence[Sequence[int]],
+    memory_bytes: int,
+    *,
+    new_tokens: int = _NEW_TOKENS,
+    most_seconds: float = 60.0,
+    progress: Callable[[int, int], None] | None = None,
+) -> TraceArrays:
+    """Run ``prompts`` and keep which experts each token chose.
+
+    Parameters
+    ----------
+    source
+        Weights. Reads are not paced: routing does not depend on speed.
+    prompts
+        Token ids of each.
+    memory_bytes
+        Device budget.
+    new_tokens
+        Tokens generated for each.
+    most_seconds
+        Prompts are run in groups; no new group is begun after this.
+    progress
+        Called after each pass with tokens so far and to come.
+
+    Raises
+    ------
+    OptionError
+        If there is no prompt, an empty one, or one longer than the model's context.
+    BudgetError
+        If not even one sequence fits.
+    """
+    model = source.model
+    longest = max((len(tokens) for tokens in prompts), default=0)
+    if not prompts or not all(prompts):
+        raise OptionError("routing is recorded on prompts, of one token at least each")
+    if longest + new_tokens > model.max_context:
+        raise OptionError(
+            f"a prompt of {longest} tokens and {new_tokens} new ones exceed the model's context of "
+            f"{model.max_context}"
+        )
+    found = recording_policy(model, Workload(len(prompts), longest, new_tokens), memory_bytes)
+    if found is None:
+        need = smallest_budget(
+            model, Workload(1, longest, new_tokens), DTYPES[model.dtype].itemsize
+        )
+        raise BudgetError(
+            f"a prompt of {longest} tokens does not run in {memory_bytes:,} bytes of memory; "
+            f"give shorter prompts, or {need:,} bytes",
+            need,
+        )
+    policy, workload = found
+    with torch.inference_mode():
+        device = Device(source, policy, workload, memory_bytes)
+    begun = time.monotonic()
+    parts: list[TraceArrays] = []
+    for start in range(0, len(prompts), workload.requests):
+        if parts and time.monotonic() - begun > most_seconds:
+            break
+        group = [list(tokens) for tokens in prompts[start : start + workload.requests]]
+        run = Generation(device, group, new_tokens, frozenset())
+        run.run(progress)
+        parts.append(run.routing.arrays())
+    return _joined(parts, workload.requests)
+
+
+def _joined(parts: Sequence[TraceArrays], group: int) -> TraceArrays:
+    """Traces of groups one after the other, their sequences counted on."""
+    return TraceArrays(
+        np.concatenate([part.experts for part in parts]),
+        np.concatenate([part.sequence + index * group for index, part in enumerate(parts)]).astype(
+            np.int32
+        ),
+        np.concatenate([part.position for part in parts]),
+        np.concatenate([part.phase for part in parts]),
+    )

@@ -1,0 +1,94 @@
+"""Raw samples: what the events of benches say, by operation kind and size."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from planner.documents import Event
+
+__all__ = ["PassSamples", "add_pass"]
+
+_BY_ROWS = ("embed", "router", "dense_mlp", "shared_expert", "expert", "combine", "sample")
+
+
+def _lists() -> defaultdict[tuple[str, int], list[int]]:
+    return defaultdict(list)
+
+
+def _grid() -> defaultdict[tuple[int, int], list[int]]:
+    return defaultdict(list)
+
+
+@dataclass(slots=True)
+class PassSamples:
+    """Durations in ns.
+
+    Attributes
+    ----------
+    by_rows
+        By operation kind and rows.
+    decode, prefill
+        Attention, by (sequences of a batch, context) and by (sequences of a batch, prompt tokens).
+    """
+
+    by_rows: defaultdict[tuple[str, int], list[int]] = field(default_factory=_lists)
+    decode: defaultdict[tuple[int, int], list[int]] = field(default_factory=_grid)
+    prefill: defaultdict[tuple[int, int], list[int]] = field(default_factory=_grid)
+
+    def rows(self, kind: str) -> dict[int, list[int]]:
+        """Durations of one kind by rows."""
+        return {rows: values for (name, rows), values in self.by_rows.items() if name == kind}
+
+
+def add_pass(
+    samples: PassSamples,
+    events: Iterable[Event],
+    *,
+    batch_size: int,
+    prompt_tokens: int | None,
+    context: int,
+    head_tiles: int,
+    expert_rows: frozenset[int],
+) -> None:
+    """Take one pass's events into ``samples``.
+
+    Parameters
+    ----------
+    samples
+        Where they go.
+    events
+        Of one pass; only those on the compute channel count.
+    batch_size
+        Sequences of each batch.
+    prompt_tokens, context
+        Tokens of each sequence in a prefill pass, None in decode; positions seen in decode.
+    head_tiles
+        Tiles of the whole head: where a pass computed only some, the rest are taken to be alike.
+    expert_rows
+        Only experts with so many rows are kept; the others took what was left over.
+    """
+    head: list[Event] = []
+    for event in events:
+        duration = event.end_ns - event.start_ns
+        if event.kind == "attention":
+            if prompt_tokens is None:
+                samples.decode[batch_size, context].append(duration)
+            else:
+                samples.prefill[batch_size, prompt_tokens].append(duration)
+        elif event.kind == "head":
+            head.append(event)
+        elif event.kind == "expert":
+            if event.rows in expert_rows:
+                samples.by_rows["expert", event.rows].append(duration)
+        elif event.kind in _BY_ROWS:
+            samples.by_rows[event.kind, event.rows].append(duration)
+    if head:
+        first, *others = [event.end_ns - event.start_ns for event in head]
+        total = first
+        if others:
+            total += round(sum(others) / len(others) * (head_tiles - 1))
+        elif head_tiles > 1:
+            return
+        samples.by_rows["head", head[0].rows].append(total)
