@@ -1,19 +1,18 @@
-"""The program: ``entry`` for the shell, ``main`` for tests, and the one place that maps errors."""
+"""The program: ``entry`` for the shell, ``main`` for tests, and the one place that maps errors.
+
+Everything heavy is imported inside, so that Control-C during a slow start is one line, too.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
-import typer
-from typer.main import get_command
-
-from moeplan.commands import app
-from moeplan.output import INTERRUPTED, Reporter, exit_code, guard_stdout
-from solvers.errors import MoeplanError
-
 __all__ = ["entry", "main"]
+
+_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,10 +32,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     # OpenMP threads must not spin while they wait; it is read when torch loads.
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
     arguments = list(sys.argv[1:] if argv is None else argv)
+
+    import typer
+    from typer.main import get_command
+
+    from moeplan import commands
+    from moeplan.output import Reporter, exit_code
+    from solvers.errors import MoeplanError
+
     reporter = Reporter("--json" in arguments)
     try:
         with reporter.quiet_stdout():
-            code = get_command(app).main(
+            code = get_command(commands.app).main(
                 args=arguments, prog_name="moeplan", standalone_mode=False, obj=reporter
             )
     except typer.TyperException as error:
@@ -46,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         reporter.fail(type(error).__name__, str(error))
         return exit_code(error)
     except (KeyboardInterrupt, typer.Abort):
-        code = INTERRUPTED
-    if code == INTERRUPTED:
+        code = _INTERRUPTED
+    if code == _INTERRUPTED:
         reporter.fail("Interrupted", "interrupted; nothing half-written was left")
     return code or 0
 
@@ -55,10 +62,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def entry() -> None:
     """The ``moeplan`` program."""
     try:
+        from moeplan.output import guard_stdout
+
         with guard_stdout():
             code = main()
+    except KeyboardInterrupt:
+        print("moeplan: interrupted before it began", file=sys.stderr)
+        code = _INTERRUPTED
     except BrokenPipeError:
         # the reader of our output has gone (head, less): nothing is wrong
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 0
+    # the work is done or given up: a late Control-C must not end in a traceback
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code)

@@ -20,7 +20,6 @@ from solvers.errors import InputError, MoeplanError, RunError
 
 __all__ = [
     "EXIT_CODES",
-    "INTERRUPTED",
     "Reporter",
     "SearchSteps",
     "Steps",
@@ -30,8 +29,6 @@ __all__ = [
     "human_number",
     "human_time",
 ]
-
-INTERRUPTED = 130
 
 EXIT_CODES: tuple[tuple[type[MoeplanError], int], ...] = ((InputError, 2), (RunError, 1))
 

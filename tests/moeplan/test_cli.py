@@ -96,7 +96,7 @@ def _raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     def other() -> None:
         """A second command, so that the first keeps its name."""
 
-    monkeypatch.setattr(cli, "app", app)
+    monkeypatch.setattr("moeplan.commands.app", app)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_control_c_is_one_line_and_130() -> None:
         "    time.sleep(30)\n"
         "@app.command('b')\n"
         "def b(): pass\n"
-        "cli.app = app\n"
+        "from moeplan import commands\ncommands.app = app\n"
         "import sys\nsys.argv = ['moeplan', 'a']\ncli.entry()\n"
     )
     process = subprocess.Popen(
