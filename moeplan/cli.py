@@ -67,7 +67,7 @@ def entry() -> None:
         with guard_stdout():
             code = main()
     except KeyboardInterrupt:
-        print("moeplan: interrupted before it began", file=sys.stderr)
+        print("moeplan: interrupted", file=sys.stderr)
         code = _INTERRUPTED
     except BrokenPipeError:
         # the reader of our output has gone (head, less): nothing is wrong

@@ -20,6 +20,7 @@ bound is the relaxation's, which holds for all of them.
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -85,6 +86,17 @@ class CpSat:
         if progress is not None:
             progress(self.name, search.best_value, bound.value_ns if bound else None)
         return Outcome(stop, search.best, bound)
+
+
+def _interruptible(solver: cp_model.CpSolver, model: cp_model.CpModel) -> cp_model.CpSolverStatus:
+    """Solve in a thread, so that Control-C in this one ends the search and is raised."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(solver.solve, model)
+        try:
+            return future.result()
+        except BaseException:
+            solver.stop_search()
+            raise
 
 
 class _Model:
@@ -200,11 +212,13 @@ class _Model:
             self._model.add_hint(variable, int(item in hint.stages[index].prefetch))
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
+        # its handler swallows Control-C and leaves the process with none
+        solver.parameters.catch_sigint_signal = False
         solver.parameters.random_seed = limits.seed
         solver.parameters.max_deterministic_time = limits.work
         solver.parameters.max_time_in_seconds = seconds
         solver.parameters.relative_gap_limit = 1e-4
-        status = solver.solve(self._model)
+        status = _interruptible(solver, self._model)
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             self._values = {key: int(solver.value(v)) for key, v in self.resident.items()}
             self._prefetched = {key: int(solver.value(v)) for key, v in self.prefetch.items()}
