@@ -22,7 +22,6 @@ from planner.memory import (
     account_device,
     aligned,
     dense_slot_bytes,
-    embedding_read_bytes,
     read_buffer_bytes,
     slot_bytes,
 )
@@ -108,10 +107,9 @@ class Device:
         self._experts: dict[tuple[Unit, int | None], ExpertWeights] = {}
         self.pacer = Pacer(paced_bytes_per_second)
         self.reader = source.reader(ReadBuffer(read_buffer_bytes(model, policy)), self.pacer)
-        self.embedding_reader = source.reader(ReadBuffer(embedding_read_bytes(model)), self.pacer)
         self.units: Units = model_units(model, policy, self._sizes())
         self._load_residents(progress)
-        self.embedding = Embedding(self._arena, source, self.embedding_reader, self.dtype)
+        self.embedding = Embedding(self._arena, source, self.pacer, self.dtype)
         self.embedding.load_all()
         self.state = GroupState(self._arena, model, policy, workload, self.dtype)
         self.operations = Operations(self.adapter, self.state, self.embedding, policy)
@@ -163,7 +161,7 @@ class Device:
     @property
     def bytes_read(self) -> int:
         """Bytes read from the disk so far."""
-        return self.reader.bytes_read + self.embedding_reader.bytes_read
+        return self.reader.bytes_read + self.embedding.bytes_read
 
     # --- copies -------------------------------------------------------------------------------
 

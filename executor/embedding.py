@@ -7,9 +7,14 @@ import numpy.typing as npt
 import torch
 
 from executor.arena import Arena
-from executor.direct import UnitReader
+from executor.direct import Pacer, ReadBuffer
 from executor.source import WeightSource
-from planner.memory import EMBEDDING_CACHE_BYTES, aligned
+from planner.memory import (
+    EMBEDDING_CACHE_BYTES,
+    EXPERT_TILE_ROWS,
+    aligned,
+    embedding_read_bytes,
+)
 
 __all__ = ["Embedding"]
 
@@ -26,15 +31,16 @@ class Embedding:
     ----------
     arena
         Where the kept rows lie.
-    source, reader
+    source, pacer
         Where rows are read from.
     """
 
     def __init__(
-        self, arena: Arena, source: WeightSource, reader: UnitReader, dtype: torch.dtype
+        self, arena: Arena, source: WeightSource, pacer: Pacer, dtype: torch.dtype
     ) -> None:
         model = source.model
-        self._source, self._reader = source, reader
+        self._source = source
+        self._reader = source.reader(ReadBuffer(embedding_read_bytes(model)), pacer)
         self._row_bytes = model.hidden_size * dtype.itemsize
         kept = min(model.embedding_bytes, EMBEDDING_CACHE_BYTES) // self._row_bytes
         self.rows = max(min(kept, model.vocab_size), 1)
@@ -66,24 +72,33 @@ class Embedding:
                 torch.index_select(self._table, 0, torch.from_numpy(self._place[tokens]), out=out)
                 return
             here = np.flatnonzero((tokens >= some[0]) & (tokens <= some[-1]))
-            rows = self._table.index_select(0, torch.from_numpy(self._place[tokens[here]]))
-            out.index_copy_(0, torch.from_numpy(here), rows)
+            for start in range(0, len(here), EXPERT_TILE_ROWS):
+                part = here[start : start + EXPERT_TILE_ROWS]
+                rows = self._table.index_select(0, torch.from_numpy(self._place[tokens[part]]))
+                out.index_copy_(0, torch.from_numpy(part), rows)
 
     def _fetch(self, tokens: npt.NDArray[np.int64]) -> None:
         """Have all of ``tokens`` (ascending, no more than are kept) in the table."""
-        missing = tokens[self._place[tokens] == _NONE]
-        wanted = set(tokens.tolist()) if len(missing) else set()
-        for token in missing.tolist():
+        missing = tokens[self._place[tokens] == _NONE].tolist()
+        if not missing:
+            return
+        wanted = set(tokens.tolist())
+        for token in missing:
             while int(self._token[self._next]) in wanted:
                 self._next = (self._next + 1) % self.rows
             place = self._next
-            self._next = (self._next + 1) % self.rows
             old = int(self._token[place])
             if old != _NONE:
-                self._place[old] = _NONE
+                self._place[old] = self._token[place] = _NONE
             begin = place * self._row_bytes
             row = self._memory[begin : begin + self._row_bytes]
-            self._reader.read(
-                self._source.embedding_rows(token, token + 1), row, 0, self._row_bytes
-            )
+            pieces = self._source.embedding_rows(token, token + 1)
+            self._reader.read(pieces, row, 0, self._row_bytes)
+            # only now: a failed read leaves the place empty
             self._token[place], self._place[token] = token, place
+            self._next = (place + 1) % self.rows
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read from the disk so far."""
+        return self._reader.bytes_read

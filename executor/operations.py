@@ -17,9 +17,14 @@ from executor.adapters import Adapter
 from executor.embedding import Embedding
 from executor.state import GroupState, KeyValueWriter
 from planner.documents import ModelSpec, Policy
-from planner.memory import EXPERT_TILE_ROWS, ROUTER_TILE_ROWS, attention_tile_rows
+from planner.memory import (
+    EXPERT_TILE_ROWS,
+    ROUTER_TILE_ROWS,
+    attention_tile_rows,
+    expert_tile_rows,
+)
 
-__all__ = ["ExpertWeights", "Operations"]
+__all__ = ["ExpertWeights", "Operations", "tile_of"]
 
 
 class ExpertWeights(NamedTuple):
@@ -27,6 +32,21 @@ class ExpertWeights(NamedTuple):
 
     gate_up: torch.Tensor
     down: torch.Tensor
+
+
+_FEW_VALUES = 16 << 10
+"""Up to so many values, rows are added by one thread."""
+
+
+def tile_of(rows: int, dtype_bytes: int) -> tuple[int, int]:
+    """How many of ``rows`` the next tile takes, and how many rows it computes.
+
+    Each row count that oneDNN has not met costs it a millisecond and 0.7 MiB of generated code.
+    So in reduced precision only a few occur: from 128 rows a power of two, below it the next of
+    ``planner.memory.ROW_BUCKETS``, with rows that are thrown away.
+    """
+    computed = expert_tile_rows(rows, dtype_bytes)
+    return min(rows, computed), computed
 
 
 class Operations:
@@ -48,9 +68,10 @@ class Operations:
         self._adapter, self._state, self._embedding = adapter, state, embedding
         self._model: ModelSpec = adapter.model
         self._tile_rows = policy.head_tile_rows
+        self._bucketed = adapter.dtype != torch.float32
         self._rotary: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self._positions: dict[tuple[int, int], torch.Tensor] = {}
-        self._masks: dict[tuple[int, int], torch.Tensor | None] = {}
+        self._masks: dict[tuple[int, int, int | None], torch.Tensor] = {}
         self._order = torch.empty(0, dtype=torch.int64)
         self._weights = torch.empty(0)
         self._offsets: list[int] = []
@@ -134,22 +155,23 @@ class Operations:
     ) -> torch.Tensor | None:
         """Which columns each row sees; None where causality alone says so."""
         window = self._adapter.window(layer)
-        past = self._state.past[first:stop]
         if not decode:
             if window is None or length <= window:
                 return None
             row = torch.arange(length)
             apart = row[:, None] - row[None, :]
             return ((apart >= 0) & (apart < window))[None, None]
-        visible = max(past) + 1
-        if min(past) + 1 == visible and (window is None or visible <= window):
-            return None
-        column = torch.arange(visible)
-        position = self._positions[first, stop][:, None]
-        seen = column[None] <= position
-        if window is not None:
-            seen &= column[None] > position - window
-        return seen[:, None, None]
+        key = (first, stop, window)
+        if key not in self._masks:
+            # also where every column is seen: without a mask transformers takes a path for shared
+            # key heads that is 5 to 20 times slower for single tokens in bfloat16
+            column = torch.arange(max(self._state.past[first:stop]) + 1)[None]
+            position = self._positions[first, stop][:, None]
+            seen = column <= position
+            if window is not None:
+                seen &= column > position - window
+            self._masks[key] = seen[:, None, None]
+        return self._masks[key]
 
     def _pack(self, rows: torch.Tensor, first: int, stop: int) -> None:
         """Padded rows of some sequences into the packed input of the router."""
@@ -181,7 +203,9 @@ class Operations:
             flat, minlength=self._model.layers[layer].experts
         ).tolist()
         self._weights = weights.reshape(-1).index_select(0, order)[:, None]
-        self._order = order.div_(self._model.layers[layer].top_k, rounding_mode="floor")
+        order.div_(self._model.layers[layer].top_k, rounding_mode="floor")
+        # the last expert's rows, too, may be padded: with token 0
+        self._order = functional.pad(order, (0, EXPERT_TILE_ROWS)) if self._bucketed else order
         self._offsets = [0]
         for count in counts:
             self._offsets.append(self._offsets[-1] + count)
@@ -192,18 +216,18 @@ class Operations:
         state = self._state
         normed, sums = state.normed, state.sums
         width = weights.down.shape[1]
-        for first in range(self._offsets[expert], self._offsets[expert + 1], EXPERT_TILE_ROWS):
-            stop = min(first + EXPERT_TILE_ROWS, self._offsets[expert + 1])
-            tokens = self._order[first:stop]
+        dtype_bytes = weights.down.element_size()
+        first, stop = self._offsets[expert], self._offsets[expert + 1]
+        while first < stop:
+            rows, computed = tile_of(stop - first, dtype_bytes)
+            # rows beyond those of this expert are other tokens' and thrown away
+            tokens = self._order[first : first + computed]
             both = functional.linear(normed.index_select(0, tokens), weights.gate_up)
-            gate, up = both[:, :width], both[:, width:]
-            gate = functional.silu(gate, inplace=True).mul_(up)
-            result = functional.linear(gate, weights.down)
-            # a token chooses an expert once, so no row is added to twice here
-            if result.dtype == torch.float32:
-                sums.index_add_(0, tokens, result.mul_(self._weights[first:stop]))
-            else:
-                sums.index_add_(0, tokens, result * self._weights[first:stop])
+            gate = functional.silu(both[:, :width], inplace=True).mul_(both[:, width:])
+            result = functional.linear(gate, weights.down)[:rows].float()
+            result.mul_(self._weights[first : first + rows])
+            _add_rows(sums, tokens[:rows], result)
+            first += rows
 
     def dense_mlp(self, layer: int) -> None:
         """Feed-forward of a layer without experts, and its residual."""
@@ -220,12 +244,21 @@ class Operations:
     def combine(self) -> None:
         """Close a layer: add the sums to the residual stream."""
         state = self._state
+        sums = state.sums
         if state.even:
-            state.hidden.view(state.tokens, -1).add_(state.sums)
+            hidden = state.hidden.view(state.tokens, -1)
+            for first in range(0, state.tokens, EXPERT_TILE_ROWS):
+                # cast first: an addition of two types is not vectorised
+                part = sums[first : first + EXPERT_TILE_ROWS].to(hidden.dtype)
+                hidden[first : first + EXPERT_TILE_ROWS].add_(part)
             return
+        hidden = state.hidden
         for index, count in enumerate(state.counts):
             start = state.starts[index]
-            state.hidden[index, :count].add_(state.sums[start : start + count])
+            for first in range(0, count, EXPERT_TILE_ROWS):
+                stop = min(first + EXPERT_TILE_ROWS, count)
+                part = sums[start + first : start + stop].to(hidden.dtype)
+                hidden[index, first:stop].add_(part)
 
     def head_begin(self) -> list[int]:
         """Final norm of each unfinished sequence's last token; returns those sequences."""
@@ -249,3 +282,12 @@ class Operations:
         """The likeliest next token of each unfinished sequence (greedy)."""
         tokens: list[int] = self._best_token.tolist()
         return tokens
+
+
+def _add_rows(sums: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor) -> None:
+    """``sums[tokens] += rows``; no token occurs twice, as a token chooses an expert once."""
+    if rows.numel() > _FEW_VALUES:
+        sums.index_add_(0, tokens, rows)
+        return
+    # for few rows waking the other threads, as index_add_ does, takes longer than adding
+    sums.index_copy_(0, tokens, rows.add_(sums.index_select(0, tokens)))

@@ -20,6 +20,7 @@ __all__ = [
     "EXPERT_TILE_ROWS",
     "PURPOSES",
     "ROUTER_TILE_ROWS",
+    "ROW_BUCKETS",
     "TENSOR_ALIGNMENT_BYTES",
     "account_device",
     "aligned",
@@ -29,6 +30,7 @@ __all__ = [
     "dense_slot_bytes",
     "embedding_bytes",
     "embedding_read_bytes",
+    "expert_tile_rows",
     "group_sequences",
     "head_tile_bytes",
     "read_buffer_bytes",
@@ -50,6 +52,9 @@ DENSE_TENSORS = 32
 EXPERT_TILE_ROWS = 1024
 """Most rows that one expert (or a dense MLP) computes at once; more are computed in tiles."""
 
+ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
+"""Row counts below 128 with which an expert computes in reduced precision; above, powers of two."""
+
 ATTENTION_TILE_ROWS = 512
 """In prefill a batch's attention is computed some sequences at a time, of at most this many tokens
 together (one sequence at least), so that its workspace does not grow with the batch."""
@@ -59,7 +64,6 @@ ROUTER_TILE_ROWS = 4096
 
 EMBEDDING_CACHE_BYTES = 2 << 20
 """Embedding rows that are kept once read (all of them where they fit)."""
-
 PURPOSES = (
     "dense",
     "dense_slots",
@@ -74,9 +78,16 @@ PURPOSES = (
 )
 """The purposes of the device account, in the order in which they are reserved."""
 
-_EMBEDDING_READ_BYTES = 64 << 10
-_LIBRARY_BYTES = 4 << 20
-"""Scratch memory that matrix products hold inside their libraries."""
+_MKL_BYTES = 48 << 20
+"""Most that MKL keeps for packed matrices of a product in float32, with two threads (measured)."""
+
+_GENERATED_BYTES = 768 << 10
+"""Code that oneDNN generates and keeps for each shape of a product in reduced precision (measured:
+0.7 MiB)."""
+
+_OTHER_SHAPES = 12
+"""Shapes of products besides the experts': four projections in prefill, in decode and in a last,
+smaller batch, and the head's."""
 
 
 def aligned(size_bytes: int) -> int:
@@ -122,9 +133,8 @@ def embedding_bytes(model: ModelSpec) -> int:
 
 
 def embedding_read_bytes(model: ModelSpec) -> int:
-    """Buffer through which embedding rows reach their place: a row and the blocks it shares."""
-    row = model.embedding_bytes // model.vocab_size
-    return max(_EMBEDDING_READ_BYTES, aligned(row) + ALIGNMENT_BYTES)
+    """Buffer through which embedding rows reach their place."""
+    return 4 * (aligned(model.embedding_bytes // model.vocab_size) + ALIGNMENT_BYTES)
 
 
 def read_buffer_bytes(model: ModelSpec, policy: Policy) -> int:
@@ -207,15 +217,18 @@ def _hidden_bytes(model: ModelSpec, tokens: int, dtype_bytes: int) -> int:
     top_k = max(layer.top_k for layer in model.layers)
     values = tokens * model.hidden_size
     # residual and expert input in the computing type, sum over experts in float32;
-    # and of each choice its expert, weight, place in the order, token, and the sort's own copies
-    return 2 * aligned(values * dtype_bytes) + aligned(values * 4) + aligned(tokens * top_k * 48)
+    # of each choice its expert, weight, place in the order, token, and the sort's own copies;
+    # and the token's number, a few times over
+    bookkeeping = tokens * (top_k * 48 + 64)
+    return 2 * aligned(values * dtype_bytes) + aligned(values * 4) + aligned(bookkeeping)
 
 
 def workspace_bytes(model: ModelSpec, policy: Policy, workload: Workload, dtype_bytes: int) -> int:
-    """Temporaries of the largest operation; operations run one at a time."""
+    """Temporaries of the largest operation, as operations run one at a time, and what the
+    libraries behind them keep."""
     tokens = group_sequences(policy, workload) * workload.prompt_tokens
     return aligned(
-        _LIBRARY_BYTES
+        _library_bytes(model, policy, tokens, dtype_bytes)
         + max(
             _attention_bytes(model, policy, workload, dtype_bytes),
             max(_feed_forward_bytes(model, layer, tokens, dtype_bytes) for layer in model.layers),
@@ -228,9 +241,32 @@ def workspace_bytes(model: ModelSpec, policy: Policy, workload: Workload, dtype_
     )
 
 
+def _library_bytes(model: ModelSpec, policy: Policy, tokens: int, dtype_bytes: int) -> int:
+    if dtype_bytes < 4:
+        rows = expert_tile_rows(tokens, dtype_bytes)
+        shapes = sum(bucket <= rows for bucket in ROW_BUCKETS)
+        # powers of two above the buckets
+        shapes += max(rows.bit_length() - ROW_BUCKETS[-1].bit_length(), 0)
+        return _GENERATED_BYTES * (2 * shapes + _OTHER_SHAPES)
+    width = max(
+        2 * max(layer.expert_intermediate for layer in model.layers),
+        max(_mlp_width(model, layer) for layer in model.layers),
+        model.attention_heads * model.head_dim,
+        policy.head_tile_rows,
+    )
+    return min(2 * width * model.hidden_size * dtype_bytes, _MKL_BYTES)
+
+
+def _mlp_width(model: ModelSpec, layer: LayerSpec) -> int:
+    """Width of the wider of a layer's dense MLP and shared expert."""
+    per_unit = 3 * model.hidden_size * model.dtype_bytes
+    return max(layer.mlp_bytes, layer.shared_expert_bytes) // per_unit
+
+
 def _attention_bytes(model: ModelSpec, policy: Policy, workload: Workload, dtype_bytes: int) -> int:
     """One batch's norms, projections, rotary embedding and attention."""
-    rows = attention_tile_rows(policy.batch_size, workload.prompt_tokens)
+    prompt, context = workload.prompt_tokens, context_tokens(workload)
+    rows = attention_tile_rows(policy.batch_size, prompt)
     query = model.attention_heads * model.head_dim
     key_value = 2 * model.kv_heads * model.head_dim
     # a norm works in float32: its input, square and product; then in the computing type
@@ -242,22 +278,30 @@ def _attention_bytes(model: ModelSpec, policy: Policy, workload: Workload, dtype
         + model.head_dim * (2 * dtype_bytes + 4 * 4)
     )
     # decode: a mask over the context for each sequence, as booleans and as numbers
-    mask = policy.batch_size * context_tokens(workload) * (1 + 4 + dtype_bytes)
-    return rows * per_row + mask
+    mask = policy.batch_size * context * (1 + 4 + dtype_bytes)
+    # blocks of scores, in each of two threads
+    blocks = 2 * min(prompt, 256) * (min(prompt, 512) + model.head_dim) * (4 + dtype_bytes)
+    if any(layer.window is not None and layer.window < context for layer in model.layers):
+        # a window needs a mask in prefill, and with a mask shared heads are repeated
+        mask += prompt * prompt * (8 + 2 + 4 + dtype_bytes)
+        per_row += 2 * query * dtype_bytes
+    return rows * per_row + mask + blocks
+
+
+def expert_tile_rows(tokens: int, dtype_bytes: int) -> int:
+    """Most rows that an expert computes at once when ``tokens`` could all choose it."""
+    if tokens >= EXPERT_TILE_ROWS or dtype_bytes >= 4:
+        return min(tokens, EXPERT_TILE_ROWS)
+    if tokens >= ROW_BUCKETS[-1]:
+        return 1 << (tokens.bit_length() - 1)
+    return next(bucket for bucket in ROW_BUCKETS if bucket >= tokens)
 
 
 def _feed_forward_bytes(model: ModelSpec, layer: LayerSpec, tokens: int, dtype_bytes: int) -> int:
     """One tile of an expert or a dense MLP: rows in, gate and up, rows out, and in float32."""
-    per_weight = 3 * model.hidden_size * model.dtype_bytes
-    width = max(
-        layer.expert_intermediate,
-        layer.mlp_bytes // per_weight,
-        layer.shared_expert_bytes // per_weight,
-    )
-    rows = min(tokens, EXPERT_TILE_ROWS)
-    return rows * (2 * model.hidden_size * dtype_bytes + 2 * width * dtype_bytes) + (
-        rows * model.hidden_size * 4
-    )
+    width = max(layer.expert_intermediate, _mlp_width(model, layer))
+    rows = max(expert_tile_rows(tokens, dtype_bytes), min(tokens, EXPERT_TILE_ROWS))
+    return rows * (2 * (model.hidden_size + width) * dtype_bytes + model.hidden_size * 4)
 
 
 def default_head_tiling(model: ModelSpec, dtype_bytes: int) -> tuple[int, int]:
