@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from moeplan import cli
+from planner.checkpoint import read_checkpoint
 from planner.documents import (
     Event,
     Inputs,
@@ -30,10 +31,9 @@ from planner.documents import (
     Workload,
     document_hash,
 )
+from planner.memory import smallest_budget
 
 MS = 1_000_000
-MEMORY = "5000KiB"
-"""For ``tiny``: 4.6 MB is the least (libraries' scratch memory is most of it), 5.8 MB holds all."""
 
 
 def one_pass(index: int, at: int, slow: int = 1) -> list[Event]:
@@ -227,19 +227,31 @@ def made(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespac
     store, profile, plan = folder / "store", folder / "profile", folder / "plan.json"
     prompts = folder / "prompts.txt"
     prompts.write_text("def f(x):\nimport os\nclass A:\nreturn 1 + 2\n")
+    texts = folder / "texts.txt"
+    texts.write_text("".join(f"for i in {i:02}:\n" for i in range(24)))
+    # between the least that works and what holds everything
+    model = read_checkpoint(tiny).model
+    least = smallest_budget(model, Workload(4, 14, 4), model.dtype_bytes)
+    memory = str(least + model.expert_bytes // 3)
     return SimpleNamespace(
         checkpoint=tiny,
         store=store,
         profile=profile,
         plan=plan,
         prompts=prompts,
-        memory=MEMORY,
+        memory=memory,
         packed_json=run_json("pack", tiny, store),
         profile_json=run_json(
-            "profile", tiny, "--memory", MEMORY, "--out", profile, "--store", store
+            "profile",
+            tiny,
+            "--memory",
+            memory,
+            "--out",
+            profile,
+            *("--store", store, "--prompts", texts),
         ),
         plan_json=run_json(
-            *("plan", profile, "--memory", MEMORY, "--requests", 4, "--prompt-tokens", 14),
+            *("plan", profile, "--memory", memory, "--requests", 4, "--prompt-tokens", 14),
             *("--new-tokens", 4, "--time-limit", 2, "--out", plan),
         ),
     )

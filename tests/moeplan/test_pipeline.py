@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 
 from moeplan import cli
-from planner.documents import Plan, Trace, document_hash, load_document, write_document
+from planner.documents import (
+    CostProfile,
+    Figure,
+    Plan,
+    ProfileIndex,
+    Trace,
+    document_hash,
+    load_document,
+    write_document,
+)
 
 Command = Callable[..., Any]
 
@@ -36,13 +45,13 @@ def test_plan_json_has_what_scripts_rely_on(made: SimpleNamespace) -> None:
     assert 0 < speed["low"] <= speed["value"] <= speed["high"]
     peak = document["memory"]["device"]["peak_bytes"]
     assert peak == sum(plan.memory["device"].by_purpose.values())
-    assert peak <= 5000 * 1024
+    assert peak <= int(made.memory)
     assert document["hash"] == document_hash(plan)
 
 
 def test_the_profile_is_made_from_this_checkpoint_and_store(made: SimpleNamespace) -> None:
     assert made.profile_json["store_fingerprint"] == made.packed_json["fingerprint"]
-    assert made.profile_json["memory_bytes"] == 5000 * 1024
+    assert made.profile_json["memory_bytes"] == int(made.memory)
     plan = load_document(Plan, made.plan)
     assert plan.inputs.checkpoint_fingerprint == made.profile_json["checkpoint_fingerprint"]
     assert plan.inputs.store_fingerprint == made.packed_json["fingerprint"]
@@ -54,7 +63,7 @@ def test_a_workload_of_many_groups(
     # far more requests than fit at once: passes of several groups make one period
     out = tmp_path / "plan.json"
     document = command_json(
-        *("plan", made.profile, "--memory", made.memory, "--requests", 64),
+        *("plan", made.profile, "--memory", int(made.memory) + 200_000, "--requests", 64),
         *("--prompt-tokens", 64, "--new-tokens", 16, "--time-limit", 2, "--out", out),
     )
     assert document["n_batches"] * document["batch_size"] < 64
@@ -84,7 +93,7 @@ def test_run_verify_and_show(
     assert all(len(line["token_ids"]) == 4 for line in lines)  # the model knows no end token
     trace = load_document(Trace, trace_file)
     assert trace.plan_hash == document_hash(load_document(Plan, made.plan))
-    assert trace.totals.device_peak_bytes <= 5000 * 1024
+    assert trace.totals.device_peak_bytes <= int(made.memory)
     assert document["tokens_per_second"] == pytest.approx(16 / trace.totals.wall_ns * 1e9)
 
     found = command_json("verify", made.plan, trace_file)
@@ -246,10 +255,17 @@ def test_a_plan_refuses_what_it_was_not_made_from(
     refused(capsys, [*run, "--checkpoint", another_checkpoint], "checkpoint")
     command_json("pack", another_checkpoint, tmp_path / "store")
     refused(capsys, [*run, "--store", tmp_path / "store"], "store")
-    command_json(
-        *("profile", another_checkpoint, "--memory", made.memory, "--out", tmp_path / "profile"),
+    # a profile that is sound in itself, but not the one that was planned with
+    profile = tmp_path / "profile"
+    shutil.copytree(made.profile, profile)
+    costs = load_document(CostProfile, profile / "costs.json")
+    costs = dataclasses.replace(costs, reference_ns=Figure(1.0, "measured"))
+    write_document(costs, profile / "costs.json")
+    index = load_document(ProfileIndex, profile / "profile.json")
+    write_document(
+        dataclasses.replace(index, costs_hash=document_hash(costs)), profile / "profile.json"
     )
-    refused(capsys, [*run, "--profile", tmp_path / "profile"], "document")
+    refused(capsys, [*run, "--profile", profile], "costs document")
     assert not (tmp_path / "o.jsonl").exists()
 
 
