@@ -55,6 +55,9 @@ class Transfers:
     def _run(self) -> None:
         segment: list[int] = []
         current: Chunk | None = None
+        # since when the channel is at work: as for compute, copies are recorded without gaps, so
+        # that the time between two of them counts with the second
+        since = time.perf_counter_ns()
         try:
             while True:
                 with self._changed:
@@ -63,15 +66,16 @@ class Transfers:
                         self._close_segment(current, segment)
                         current = None
                         self._changed.wait()
+                        since = time.perf_counter_ns()
                         chunk = None if self._stopping else self._schedule.next_chunk()
                 if chunk is None:
                     break
                 if current is None or (chunk.unit, chunk.kind) != (current.unit, current.kind):
                     self._close_segment(current, segment)
-                    segment[:] = [time.perf_counter_ns(), 0, 0]
+                    segment[:] = [since, 0, 0]
                 current = chunk
                 self._copy(chunk)
-                segment[1] = time.perf_counter_ns()
+                segment[1] = since = time.perf_counter_ns()
                 segment[2] += chunk.size_bytes
                 with self._changed:
                     if self._schedule.chunk_copied():

@@ -28,7 +28,7 @@ EXPERT_ROWS = tuple(
 _SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _CONTEXTS = (32, 128, 512)
 _PROMPTS = (8, 32, 128, 512)
-_PREFILL_SEQUENCES = (1, 4, 16, 64)
+_PREFILL_SEQUENCES = (1, 2, 4, 8, 16, 32, 64)
 _HEAD_TILES = 3
 """Head tiles that a pass computes, where there are more."""
 
@@ -87,7 +87,7 @@ def prefill_cells(model: ModelSpec, most_tokens: int) -> Iterator[list[Cell]]:
 
 
 def measure_cell(
-    bench: Bench, cell: Cell, samples: PassSamples, budget_ns: int, least: int = 4, most: int = 24
+    bench: Bench, cell: Cell, samples: PassSamples, budget_ns: int, least: int = 3, most: int = 24
 ) -> None:
     """Passes of one kind until the time is up (and ``least`` were made).
 
@@ -95,13 +95,18 @@ def measure_cell(
     """
     counts, past = cell.counts()
     tiles = bench.plan.policy.head_tiles
+    sizes = _expert_rows(bench, cell.tokens)
     begun = time.perf_counter_ns()
     for turn in range(most + 1):
-        rows = _next_rows(samples, cell.tokens, turn)
-        if turn == 0:
-            bench.run(counts, past, rows, head_tiles=min(tiles, _HEAD_TILES))
-            continue
+        # the size with the fewest samples; in turns, so that none is measured at one time only
+        shift = turn % len(sizes)
+        rows = min(
+            (*sizes[shift:], *sizes[:shift]),
+            key=lambda rows: len(samples.by_rows.get(("expert", rows), ())),
+        )
         events = bench.run(counts, past, rows, head_tiles=min(tiles, _HEAD_TILES))
+        if turn == 0:
+            continue
         add_pass(
             samples,
             events,
@@ -115,10 +120,14 @@ def measure_cell(
             break
 
 
-def _next_rows(samples: PassSamples, tokens: int, turn: int) -> int:
-    """The size of the expert curve that has the fewest samples so far, of those that fit."""
-    fitting = [rows for rows in EXPERT_ROWS if rows <= tokens]
-    # in turns, so that no size is measured in one moment of the machine alone
-    shift = turn % len(fitting)
-    order = [*fitting[shift:], *fitting[:shift]]
-    return min(order, key=lambda rows: len(samples.by_rows.get(("expert", rows), ())))
+def _expert_rows(bench: Bench, tokens: int) -> list[int]:
+    """Sizes of the expert curve that a pass of ``tokens`` is likely to meet.
+
+    An expert's rows are gathered from all the pass's tokens, so a size is measured in passes in
+    which it occurs: from a quarter of an even share to eight times of it.
+    """
+    spec = bench.model.layers[bench.plan.moe_layer]
+    share = tokens * spec.top_k / spec.experts
+    most = min(max(8 * share, 2.0), tokens)
+    likely = [rows for rows in EXPERT_ROWS if share / 4 <= rows <= most]
+    return likely or [max(rows for rows in EXPERT_ROWS if rows <= tokens)]

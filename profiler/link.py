@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -42,19 +41,17 @@ class LinkFit:
 def copies_alone(bench: Bench) -> list[CopySample]:
     """Let the channel fill every slot that the chain may take, with nothing computed beside.
 
-    The copies follow one another without a pause, so each one's time counts from the end of the
-    one before: what the channel does between two copies counts as well.
+    Copies are recorded without gaps, so what the channel does between two of them counts as well.
     """
     policy, units = bench.plan.policy, bench.device.units
     chained = [unit for stage in units.chain for unit in stage if unit.kind == "expert"]
     last = chained[min(policy.slots - policy.reserve, len(chained)) - 1]
-    events = bench.fill(last)
     samples = []
-    for before, event in pairwise(events):
+    for event in bench.fill(last):
         size = units.sizes[Unit(event.layer, "expert", event.item)]
-        if event.size_bytes == size and before.size_bytes:
+        if event.size_bytes == size:
             chunks = -(-size // policy.chunk_bytes)
-            samples.append(CopySample(chunks, size, event.end_ns - before.end_ns))
+            samples.append(CopySample(chunks, size, event.end_ns - event.start_ns))
     return samples
 
 

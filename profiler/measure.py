@@ -45,16 +45,20 @@ class Effort:
     Attributes
     ----------
     cell_ns
-        For each kind of pass (at least four passes are made).
+        For each kind of pass in each round (at least three passes are made).
+    rounds
+        Times that everything is measured, one after the other: what the machine does in one moment
+        does not decide about one point.
     fills
         Times that the channel fills its slots, for each chunk size.
     turns, passes
         Of contention: alternations, and passes in each.
     """
 
-    cell_ns: int = 350_000_000
-    fills: int = 5
-    turns: int = 3
+    cell_ns: int = 150_000_000
+    rounds: int = 2
+    fills: int = 3
+    turns: int = 2
     passes: int = 6
 
 
@@ -103,6 +107,9 @@ class Measurement:
         BudgetError
             If the budget does not hold the smallest bench.
         """
+        return [task for _ in range(self.effort.rounds) for task in self._round()]
+
+    def _round(self) -> list[Task]:
         layout = Layout(self.model, self.memory_bytes)
         tasks = []
         for chunk in CHUNK_BYTES:
@@ -115,7 +122,7 @@ class Measurement:
             first = fitting[0]
             kind = "decode" if first.prompt_tokens is None else "prefill"
             what = f"{kind} at {first.context} tokens"
-            estimate = (self.effort.cell_ns + 150_000_000) * len(fitting)
+            estimate = (self.effort.cell_ns + 50_000_000) * len(fitting) + 100_000_000
             tasks.append(Task(what, estimate, self._compute(fitting, plan)))
         decoding = any(task.what.startswith("decode") for task in tasks)
         if not decoding or not any(task.what.startswith("prefill") for task in tasks):

@@ -92,7 +92,8 @@ class Curve:
     rows
         Increasing sizes (rows of a matrix product, bytes of a copy, ...).
     duration_ns
-        Median at each size; never decreasing.
+        Typical duration at each size (where measured: the median, raised by the ratio of mean to
+        median that all sizes together have, since a run adds up many); never decreasing.
     spread_ns
         Half the distance between the quartiles at each size.
     samples

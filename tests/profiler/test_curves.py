@@ -16,6 +16,7 @@ from profiler.curves import (
     fit_surface,
     isotonic,
     median_and_spread,
+    tail_ratio,
 )
 
 
@@ -62,11 +63,22 @@ def block_means(values: list[int], cuts: tuple[bool, ...]) -> list[float]:
 def test_a_curve_goes_through_monotone_medians() -> None:
     curve = fit_curve({4: [40, 44, 42], 1: [10, 10, 13]})
     assert curve.rows == (1, 4)
-    assert curve.duration_ns == (10, 42)
+    # medians 10 and 42, raised by (126 + 33) / (3 * 42 + 3 * 10) = 1.019
+    assert curve.duration_ns == (10, 43)
     # quartiles: 10, 10, 11.5 and 41, 42, 43
     assert curve.spread_ns == (1, 1)
     assert curve.samples == (3, 3)
     assert curve.held_out_error is None
+
+
+def test_the_tail_of_all_sizes_together() -> None:
+    # 100, 100, 160 and 10, 10, 10: 390 against medians of 330
+    assert tail_ratio([[100, 100, 160], [10, 10, 10]]) == pytest.approx(390 / 330)
+    # one long pause counts as four medians: 100, 100 and 400 against 300
+    assert tail_ratio([[100, 100, 10**9]]) == pytest.approx(2.0)
+    # a tail to the left shortens nothing
+    assert tail_ratio([[1, 100, 100]]) == 1.0
+    assert tail_ratio([]) == 1.0
 
 
 def test_a_curve_never_decreases() -> None:
