@@ -16,7 +16,7 @@ from planner.routing import TraceArrays, write_trace
 from profiler.measure import Effort, Measurement
 from profiler.prompts import bundled_prompts
 from profiler.record import record_routing
-from profiler.sampling import Progress, Task, run_tasks
+from profiler.tasks import Progress, Task, run_tasks
 from solvers.errors import CheckpointError, OptionError, UnsupportedError
 
 __all__ = ["profile_checkpoint"]

@@ -9,7 +9,10 @@ from executor.device import DTYPES
 from planner.documents import LayerPolicy, ModelSpec, Policy, Workload
 from planner.memory import account_device, default_head_tiling
 
-__all__ = ["BenchPlan", "Layout", "first_layers"]
+__all__ = ["HEAD_TILES", "BenchPlan", "Layout", "first_layers"]
+
+HEAD_TILES = 3
+"""Head tiles on a bench, where there are more: all of them cost the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,7 @@ class Layout:
             layers=tuple(chosen),
             head_tile_rows=rows,
             head_tiles=tiles,
-            resident_head_tiles=0,
+            resident_head_tiles=0 if self.stream else min(tiles, HEAD_TILES),
             slots=self.slots,
             dense_slots=0,
             reserve=self.reserve,

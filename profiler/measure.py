@@ -29,12 +29,13 @@ from profiler.layout import BenchPlan, Layout
 from profiler.link import CopySample, copies_alone, fit_link
 from profiler.machine import Reference, describe_machine
 from profiler.samples import PassSamples
-from profiler.sampling import Progress, Task, run_tasks
+from profiler.tasks import Progress, Task, run_tasks
 from solvers.errors import BudgetError
 
 __all__ = ["Effort", "Measurement"]
 
-_MOST_PREFILL_TOKENS = 2048
+_MOST_PREFILL_TOKENS = 1024
+"""Attention and experts compute in tiles of fewer rows: more tokens cost in proportion."""
 _SLOTS = (12, 8, 6, 4, 3, 2, 1)
 
 
