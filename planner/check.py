@@ -81,8 +81,6 @@ def _check_numbers(plan: Plan) -> list[Violation]:
         if account.peak_bytes > account.capacity_bytes:
             message = f"needs {account.peak_bytes:,} bytes of {account.capacity_bytes:,}"
             found.append(Violation("memory_capacity", f"memory.{tier}", message))
-    if "device" not in plan.memory:
-        found.append(Violation("memory_missing", "memory", "no account of the device tier"))
     if plan.objective < 0:
         found.append(Violation("negative", "objective", f"objective is {plan.objective}"))
     told = (plan.bound is None, plan.bound_class is None, plan.gap is None)
@@ -169,17 +167,16 @@ def _check_model(plan: Plan, model: ModelSpec) -> list[Violation]:
     if context > model.max_context:
         message = f"{context} tokens of a context of {model.max_context}"
         found.append(Violation("context", "workload", message))
-    if "device" in plan.memory:
-        stated = plan.memory["device"]
-        account = account_device(
-            model, policy, plan.workload, DTYPE_BYTES[plan.dtype], stated.capacity_bytes
-        )
-        for purpose in sorted(stated.by_purpose.keys() | account.by_purpose.keys()):
-            ours, theirs = account.by_purpose.get(purpose), stated.by_purpose.get(purpose)
-            if ours != theirs:
-                message = f"{purpose}: the plan says {theirs} bytes, the model {ours}"
-                found.append(Violation("memory_account", "memory.device", message))
-        if account.peak_bytes > stated.capacity_bytes:
-            message = f"needs {account.peak_bytes:,} bytes of {stated.capacity_bytes:,}"
-            found.append(Violation("memory_overflow", "memory.device", message))
+    stated = plan.memory["device"]
+    account = account_device(
+        model, policy, plan.workload, DTYPE_BYTES[plan.dtype], stated.capacity_bytes
+    )
+    for purpose in sorted(stated.by_purpose.keys() | account.by_purpose.keys()):
+        ours, theirs = account.by_purpose.get(purpose), stated.by_purpose.get(purpose)
+        if ours != theirs:
+            message = f"{purpose}: the plan says {theirs} bytes, the model {ours}"
+            found.append(Violation("memory_account", "memory.device", message))
+    if account.peak_bytes > stated.capacity_bytes:
+        message = f"needs {account.peak_bytes:,} bytes of {stated.capacity_bytes:,}"
+        found.append(Violation("memory_overflow", "memory.device", message))
     return found

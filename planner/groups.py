@@ -72,7 +72,8 @@ class Candidate:
         model = self.encoding.profile.model
         items = sum(layer.experts for layer in model.layers) + self.encoding.tiling[1]
         wanted = min(wanted, _MOST_ITEMS[which] // items)
-        return max(wanted // len(self.shapes(which)), 2)
+        fewest = 2 if which != "fit" or self.encoding.group <= _FEW else 1
+        return max(wanted // len(self.shapes(which)), fewest)
 
     def scenarios(self, which: SetName) -> Scenarios:
         """The set's passes, with their times under the present factors."""
@@ -102,8 +103,10 @@ class Candidate:
                 ]
             )
             mean = np.tile(mean, (runs, 1, 1))
-        # a single group starts with nothing copied; of several, only the first one does
+        # a single group starts with nothing copied; of several, only the first one does (and it is
+        # the one whose first token counts)
         single = shapes[-1].group == 0 and shapes[0].weight == 1
+        single = single or self.objective.counts == "first"
         starts = tuple(range(0, runs * len(shapes), len(shapes))) if single else (0,)
         scenarios = self.encoding.scenarios(shapes * runs, counts, self.factors, mean, starts)
         self._scenarios[key] = scenarios

@@ -32,7 +32,7 @@ from solvers.outcome import Bound, Schedule, Stop
 from solvers.registry import Feature, Limits, Progress, load, names
 from solvers.relaxation import relax
 from solvers.replay import measure, replay
-from solvers.sets import Search, unit_order
+from solvers.sets import Search, optimistic, unit_order
 
 __all__ = ["OBJECTIVES", "SOLVERS", "Entry", "make_plan", "solve"]
 
@@ -42,6 +42,8 @@ BASELINES: tuple[str, ...] = ("all-experts", "on-demand", "klotski")
 
 _SOLVED = 3
 """How many n and b are solved in full."""
+_TRIED = 6
+"""How many n and b, the most promising, each baseline is given."""
 _WORK_PER_SECOND = 0.1
 """CP-SAT's deterministic work for each second of the time limit and each n and b solved: little
 enough that the clock is no limit on a machine that is not overloaded."""
@@ -163,9 +165,9 @@ def solve(
             limits = Limits(time_limit_seconds * _WORK_PER_SECOND, max(left, 0.1), seed)
             entries.append(_run(solver, candidate, limits, hint, progress))
     else:
-        entries.append(_strategy(solver, profile, found, seed))
+        entries.append(_strategy(solver, profile, found, ranked, seed))
     best = min(entries, key=lambda entry: entry.chosen_value)
-    rivals = [_strategy(name, profile, found, seed) for name in BASELINES if name != solver]
+    rivals = [_strategy(name, profile, found, ranked, seed) for name in BASELINES if name != solver]
     if searching:
         closest = min(rivals, key=lambda entry: entry.chosen_value)
         if closest.chosen_value < best.chosen_value:
@@ -174,20 +176,21 @@ def solve(
 
 
 def _quick(found: list[Candidate], deadline: float) -> list[tuple[Candidate, Schedule]]:
-    """All candidates with a first schedule, the most promising first.
+    """Candidates with a first schedule, the most promising first.
 
-    A candidate whose computation alone takes longer than the best so far is passed over.
+    They are looked at in the order of what they could reach at best, until that is more than what
+    one of them has reached.
     """
+    reach = [one.value("fit", optimistic(one.problem("fit"))) for one in found]
     results: list[tuple[float, int, Candidate, Schedule]] = []
     best = float("inf")
-    for index, candidate in enumerate(found):
-        if results and time.monotonic() > deadline:
+    for index in sorted(range(len(found)), key=lambda at: (reach[at], at)):
+        if results and (reach[index] >= best or time.monotonic() > deadline):
             break
+        candidate = found[index]
         problem = candidate.problem("fit")
-        compute = problem.scenarios.compute_ns.sum(axis=1) * problem.scenarios.weight
-        if problem.measure == "time" and candidate.value("fit", int(compute.sum())) >= best:
-            continue
-        search = Search(problem, unit_order(problem, None))
+        few = problem.replace(scenarios=problem.scenarios.take_runs(1))
+        search = Search(few, unit_order(problem, None))
         search.run_few()
         if search.best is None:
             continue
@@ -232,13 +235,20 @@ def _value(
     return candidate.value(which, measure(problem, replay(problem, schedule)))
 
 
-def _strategy(name: str, profile: Profile, found: list[Candidate], seed: int) -> Entry:
-    """A strategy with the n and b that suit it best on the fitted sequences.
+def _strategy(
+    name: str,
+    profile: Profile,
+    found: list[Candidate],
+    ranked: list[tuple[Candidate, Schedule]],
+    seed: int,
+) -> Entry:
+    """A strategy with the n and b that suit it best on the fitted sequences, of the promising ones.
 
     Klotski chooses its n itself; where that does not fit, n is cut to the largest that does.
     """
     notes: dict[int, str] = {}
-    allowed = list(range(len(found)))
+    promising = [id(candidate) for candidate, _ in ranked[:_TRIED]]
+    allowed = [index for index, one in enumerate(found) if id(one) in promising]
     if name == "klotski":
         allowed = []
         for batch in sorted({one.encoding.batch_size for one in found}):

@@ -18,7 +18,7 @@ from solvers.problem import Problem
 from solvers.relaxation import Relaxed
 from solvers.replay import measure, replay
 
-__all__ = ["Knobs", "Search", "demand_share", "unit_order"]
+__all__ = ["Knobs", "Search", "demand_share", "optimistic", "unit_order"]
 
 
 _FIRST = ((8, 0), (4, 0), (4, 2), (2, 2), (2, 1), (1, 1), (0, 2), (0, 1))
@@ -73,6 +73,35 @@ def unit_order(problem: Problem, relaxed: Relaxed | None) -> list[tuple[int, int
     return [(index, item) for _, _, index, item in sorted(ranked)]
 
 
+def optimistic(problem: Problem) -> int:
+    """What the passes take if copies and computation overlap wholly, with the best residents.
+
+    The larger of all computation and all copies that a fractional choice of residents leaves; a
+    quick guide to which problems are worth solving.
+    """
+    scenarios = problem.scenarios
+    weight = scenarios.weight.astype(np.float64)
+    demand = (scenarios.demand > 0).astype(np.float64)
+    worth = np.tensordot(weight, demand, axes=1) * problem.copy_ns
+    starts = [stage.start for stage in problem.stages if stage.start is not None]
+    total = float(weight.sum())
+    held = [problem.item_bytes.ravel(), np.array([s.held_bytes for s in starts], dtype=np.int64)]
+    saved = [worth.ravel(), np.array([s.copy_ns * total for s in starts])]
+    sizes, values = np.concatenate(held), np.concatenate(saved)
+    real = sizes > 0
+    sizes, values = sizes[real], values[real]
+    if problem.measure == "bytes":
+        return 0
+    order = np.argsort(-values / sizes, kind="stable")
+    filled = np.cumsum(sizes[order])
+    kept = np.clip((problem.capacity_bytes - (filled - sizes[order])) / sizes[order], 0.0, 1.0)
+    copies = float(values.sum() - (values[order] * kept).sum())
+    compute = float((scenarios.compute_ns.sum(axis=1) * weight).sum())
+    if problem.measure == "idle":
+        return int(max(copies - compute, 0.0))
+    return int(max(copies, compute))
+
+
 @dataclass
 class Search:
     """Candidates tried so far, and the best of them.
@@ -93,6 +122,7 @@ class Search:
     best: Schedule | None = None
     best_value: int = 0
     best_knobs: Knobs | None = None
+    knobs_value: int = 0
     tried: set[Schedule] = field(default_factory=set)
     out_of_time: bool = False
 
@@ -126,20 +156,22 @@ class Search:
             return False
         self.tried.add(schedule)
         taken = measure(self.problem, replay(self.problem, schedule))
+        if knobs is not None and (self.best_knobs is None or taken < self.knobs_value):
+            self.best_knobs, self.knobs_value = knobs, taken
         if self.best is not None and taken >= self.best_value:
             return False
-        self.best, self.best_value, self.best_knobs = schedule, taken, knobs or self.best_knobs
+        self.best, self.best_value = schedule, taken
         return True
 
     def run_few(self) -> None:
-        """A first look: a handful of candidates."""
+        """A first look: the first slots that fit, with everything prefetched, half, or nothing."""
         if self.try_schedule(whole_in_memory(self.problem)):
             return
-        for slots, start_slots in (*_FIRST[:2], (8, 2), *_FIRST[2:]):
-            for threshold in (0.5, 2.0):
-                knobs = Knobs(slots, start_slots, 1, threshold)
+        for slots, start_slots in _FIRST:
+            for threshold in (-1.0, 0.5, 2.0):
+                knobs = Knobs(slots, start_slots, int(threshold > 0), threshold)
                 self.try_schedule(self.build(knobs), knobs)
-            if start_slots == 2 and slots > 2 and self.best is not None:
+            if self.best is not None:
                 return
 
     def run(self, rounds: int = 2) -> None:
@@ -155,11 +187,11 @@ class Search:
         widest = max((len(stage.items) for stage in self.problem.stages), default=1)
         several = sorted({1, 2, 3, 4, 6, 8, 12, 16, *(widest * k // 2 for k in (1, 2, 3, 4))})
         for _ in range(rounds):
-            before = self.best_value
+            before = self.knobs_value
             for turn in ("threshold", "slots", "reserve", "start_slots"):
                 for knobs in _neighbours(self.best_knobs, turn, several):
                     self.try_schedule(self.build(knobs), knobs)
-            if self.best_value == before:
+            if self.knobs_value == before:
                 return
 
 
