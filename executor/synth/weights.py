@@ -8,8 +8,8 @@ from math import gcd, prod, sqrt
 import numpy as np
 import numpy.typing as npt
 
-from executor.synth_files import SPECIAL_TOKENS, Shards, Tensor, from_float32
-from executor.synth_routing import Router
+from executor.synth.files import SPECIAL_TOKENS, Shards, Tensor, from_float32
+from executor.synth.routing import Router
 from planner.architectures import Architecture
 
 __all__ = ["Filler", "Walk"]
