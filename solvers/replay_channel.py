@@ -295,10 +295,13 @@ class Channel:
         """Keep a part for the record, joined to the one before where the copy just goes on."""
         if self._parts is None:
             return
-        if self._last == (copy, copy.kind) and self._parts[-1].end_ns == start:
+        # an item of a sequential stage is known to be needed all along: its copy stays one part
+        sequential = self._stages[copy.here % self._count].sequential
+        key = (copy, "" if sequential else copy.kind)
+        if self._last == key and self._parts[-1].end_ns == start:
             start, size = self._parts[-1].start_ns, self._parts[-1].size_bytes + size
             self._parts.pop()
         here, stage = divmod(copy.here, self._count)
         here += self._first
         self._parts.append(CopyPart(copy.kind, here, stage, copy.item, start, self._now, size))
-        self._last = (copy, copy.kind)
+        self._last = key
