@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shlex
 import subprocess
 import sys
@@ -106,24 +105,13 @@ def bulk() -> Row:
     folder.mkdir(parents=True, exist_ok=True)
     if not (BULK / "config.json").exists() or not list(BULK.glob("*.safetensors")):
         moeplan("synth", CONFIG, "--layers", str(BULK_LAYERS), "--out", BULK)
-    rng = random.Random(0)
-    vocabulary = json.loads((BULK / "config.json").read_text())["vocab_size"]
     prompts = folder / "prompts.jsonl"
-    prompts.write_text(
-        "".join(
-            json.dumps(
-                {
-                    "token_ids": [
-                        rng.randrange(5, vocabulary) for _ in range(rng.randint(8, BULK_PROMPT))
-                    ]
-                }
-            )
-            + "\n"
-            for _ in range(BULK_REQUESTS)
-        )
-    )
+    walks = [json.loads(line)["prompt"] for line in (BULK / "prompts.jsonl").open()]
+    # words of this checkpoint's tokenizer are tokens; prompts of unequal length
+    cut = [" ".join(walk.split()[: BULK_PROMPT - i % 8]) for i, walk in enumerate(walks)]
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in cut[:BULK_REQUESTS]))
     load = (BULK_REQUESTS, BULK_PROMPT, BULK_NEW)
-    return job("bulk (random weights)", folder, "400MiB", load, BULK, prompts)
+    return job("bulk (random weights)", folder, "400MiB", load, BULK, prompts, "--prompts", prompts)
 
 
 def main() -> None:

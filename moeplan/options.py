@@ -18,7 +18,6 @@ __all__ = [
     "parse_bandwidth",
     "parse_size",
     "read_prompts",
-    "read_texts",
     "split_names",
 ]
 
@@ -165,20 +164,6 @@ def check_new_folder(
         check_output(path / mark, option)
     else:
         check_output(path, option)
-
-
-def read_texts(path: Path) -> list[str]:
-    """Prompts from a file that must hold text, not token ids.
-
-    Raises
-    ------
-    InputError
-        As ``read_prompts``, and for token ids.
-    """
-    texts = [prompt for prompt in read_prompts(path) if isinstance(prompt, str)]
-    if not texts:
-        raise OptionError(f"--prompts {path}: text is needed here, not token_ids")
-    return texts
 
 
 def read_prompts(path: Path) -> list[str] | list[list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +31,7 @@ from moeplan.options import (
     check_output,
     optional_bandwidth,
     parse_size,
-    read_texts,
+    read_prompts,
     split_names,
 )
 from moeplan.output import SearchSteps, human_bytes, human_time
@@ -51,6 +52,22 @@ def synth(
     layers: Annotated[
         int | None, typer.Option("--layers", min=1, help="Layers (as many as CONFIG has).")
     ] = None,
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="bfloat16, float16 or float32.")
+    ] = "bfloat16",
+    skew: Annotated[
+        float | None, typer.Option("--skew", help="How unequal the experts' popularity is.")
+    ] = None,
+    persistence: Annotated[
+        float | None,
+        typer.Option(
+            "--persistence", help="Share of an expert's choices that the next token keeps."
+        ),
+    ] = None,
+    routing: Annotated[
+        Path | None,
+        typer.Option("--routing", help="A routing document to take both from."),
+    ] = None,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -58,29 +75,31 @@ def synth(
     from executor.synth import write_synthetic
 
     reporter = reporter_of(ctx)
+    for option, value in (("--skew", skew), ("--persistence", persistence)):
+        if value is not None and not math.isfinite(value):
+            raise OptionError(f"{option} {value} is not a number")
+        if value is not None and routing is not None:
+            raise OptionError(f"{option} has no effect: --routing says it")
     with reporter.steps("synth") as progress:
-        write_synthetic(config, out, layers=layers, seed=seed, progress=progress)
-    from planner.model_spec import read_model
-
-    model = read_model(out)
+        summary = write_synthetic(
+            config,
+            out,
+            layers=layers,
+            seed=seed,
+            dtype=dtype,
+            skew=skew,
+            persistence=persistence,
+            routing=routing,
+            progress=progress,
+        )
     reporter.show(
         Text(
-            f"{out}: {model.family}, {len(model.layers)} layers, {model.parameters:,} parameters, "
-            f"{human_bytes(model.total_bytes)} in {model.dtype}; the weights are random"
+            f"{out}: {summary.family}, {summary.layers} layers, "
+            f"{human_bytes(summary.size_bytes)} in {dtype}; random weights, routing "
+            f"{summary.routing}; prompts for it are in {out / 'prompts.jsonl'}"
         )
     )
-    reporter.result(
-        {
-            "checkpoint": str(out),
-            "family": model.family,
-            "layers": len(model.layers),
-            "parameters": model.parameters,
-            "size_bytes": model.total_bytes,
-            "dtype": model.dtype,
-            "synthetic": model.synthetic,
-            "fingerprint": model.fingerprint,
-        }
-    )
+    reporter.result({"checkpoint": str(out), "dtype": dtype, "synthetic": True, **plain(summary)})
 
 
 def pack(
@@ -117,7 +136,9 @@ def profile(
     ] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option("--prompts", help="Text to record routing on (.txt or .jsonl; bundled)."),
+        typer.Option(
+            "--prompts", help="Prompts to record routing on, .txt or .jsonl (bundled ones)."
+        ),
     ] = None,
     seed: Seed = 0,
     as_json: Json = False,
@@ -128,7 +149,7 @@ def profile(
     pace = optional_bandwidth(disk_bandwidth, "--disk-bandwidth")
     if device not in ("cpu", "cuda"):
         raise OptionError(f"--device {device!r} is unknown; choose cpu or cuda")
-    texts = read_texts(prompts) if prompts is not None else None
+    texts = read_prompts(prompts) if prompts is not None else None
     check_new_folder(out, "--out", "profile.json", [checkpoint, store])
     from profiler import profile_checkpoint
 
