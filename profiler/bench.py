@@ -28,7 +28,7 @@ from executor.units import Unit
 from planner.documents import Event
 from profiler.layout import BenchPlan, first_layers
 
-__all__ = ["Bench", "assign_rows"]
+__all__ = ["Bench", "Tokens", "assign_rows"]
 
 _MANY_PASSES = 1 << 20
 
@@ -62,6 +62,28 @@ def assign_rows(
     return torch.from_numpy(chosen)
 
 
+class Tokens:
+    """Token ids to embed, over and over: those of prompts, and those that decode made of them.
+
+    Which rows of the embedding are at hand depends on how tokens repeat, so real ones are taken.
+    """
+
+    def __init__(self, prompts: Sequence[int]) -> None:
+        self._streams = {False: np.asarray(prompts), True: np.asarray(prompts)}
+        self._at = {False: 0, True: 0}
+
+    def add_decoded(self, tokens: Sequence[int]) -> None:
+        """From now on embed ``tokens`` in decode; until then it is the prompts' as well."""
+        self._streams[True] = np.asarray(tokens)
+
+    def take(self, count: int, *, decode: bool) -> list[int]:
+        """The next ``count`` of them."""
+        stream, at = self._streams[decode], self._at[decode]
+        self._at[decode] = (at + count) % len(stream)
+        tokens: list[int] = stream[(at + np.arange(count)) % len(stream)].tolist()
+        return tokens
+
+
 class Bench:
     """A device with a bench's layers, and a runtime on it. Use as a context manager.
 
@@ -74,7 +96,7 @@ class Bench:
     memory_bytes
         Device budget.
     tokens
-        Token ids to embed, in turn, as a run has them.
+        What is embedded.
     paced_bytes_per_second
         Bandwidth to hold reads to.
     """
@@ -84,15 +106,14 @@ class Bench:
         source: WeightSource,
         plan: BenchPlan,
         memory_bytes: int,
-        tokens: Sequence[int],
+        tokens: Tokens,
         paced_bytes_per_second: int | None = None,
     ) -> None:
         self.plan = plan
         self.model = first_layers(source.model, plan.layers)
         part = copy.copy(source)
         part.checkpoint = dataclasses.replace(source.checkpoint, model=self.model)
-        self._tokens = np.asarray(tokens, dtype=np.int64)
-        self._at = 0
+        self._tokens = tokens
         with torch.inference_mode():
             self.device = Device(
                 part,
@@ -185,9 +206,7 @@ class Bench:
         device.state.batch_size = batch_size or len(counts)
         self._members = range(len(counts))
         self._log = RoutingLog(self.model)
-        places = (self._at + np.arange(total)) % len(self._tokens)
-        self._at = (self._at + total) % len(self._tokens)
-        tokens: list[int] = self._tokens[places].tolist()
+        tokens = self._tokens.take(total, decode=any(past))
         with torch.inference_mode():
             self._recorder.resume()
             device.operations.begin(counts, past)

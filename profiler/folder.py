@@ -13,9 +13,10 @@ from executor.source import WeightSource, open_weights
 from executor.tokenizer import load_tokenizer
 from planner.documents import ProfileIndex, document_hash, write_document
 from planner.routing import TraceArrays, write_trace
+from profiler.bench import Tokens
 from profiler.measure import Effort, Measurement
 from profiler.prompts import bundled_prompts
-from profiler.record import record_routing
+from profiler.record import Recording, record_routing
 from profiler.tasks import Progress, Task, run_tasks
 from solvers.errors import CheckpointError, OptionError, UnsupportedError
 
@@ -95,26 +96,23 @@ def profile_checkpoint(
         if model.dtype not in DTYPES:
             raise UnsupportedError(f"{model.name}: weights of type {model.dtype} cannot be run yet")
         ids = _token_ids(source, prompts, seed)
+        tokens = Tokens([token for prompt in ids for token in prompt])
         measurement = Measurement(
-            source,
-            memory_bytes,
-            [token for tokens in ids for token in tokens],
-            paced_bytes_per_second,
-            effort or Effort(),
+            source, memory_bytes, tokens, paced_bytes_per_second, effort or Effort()
         )
-        recorded: list[TraceArrays] = []
+        measuring = measurement.tasks()
+        recorded: list[Recording] = []
         longest = max(map(len, ids))
         new_tokens = min(_NEW_TOKENS, max(model.max_context - longest, 1))
-        recording = Task(
-            "routing of prompts",
-            # each pass reads most of the weights, at about 1.5 GB/s
-            new_tokens * model.total_bytes * 2 // 3 + 2_000_000_000,
-            lambda: recorded.append(
-                record_routing(source, ids, memory_bytes, new_tokens=new_tokens)
-            ),
-        )
-        run_tasks([*measurement.tasks(), recording], progress)
-        return _write(out, checkpoint, store, measurement, recorded[0])
+
+        def record() -> None:
+            recorded.append(record_routing(source, ids, memory_bytes, new_tokens=new_tokens))
+            tokens.add_decoded(recorded[0].decoded)
+
+        # each pass reads most of the weights, at about 1.5 GB/s
+        estimate = new_tokens * model.total_bytes * 2 // 3 + 2_000_000_000
+        run_tasks([Task("routing of prompts", estimate, record), *measuring], progress)
+        return _write(out, checkpoint, store, measurement, recorded[0].arrays)
 
 
 def _write(

@@ -65,7 +65,7 @@ class Layout:
 
     @property
     def moe_layer(self) -> int:
-        """The first layer with experts; what comes before it is on every bench."""
+        """The first layer with experts."""
         return next(layer.index for layer in self.model.layers if layer.experts)
 
     def plan(self, workload: Workload) -> BenchPlan | None:
@@ -74,7 +74,7 @@ class Layout:
         Layers come first, so that weights take turns as they do in a run: as many as can have
         twice the router's choices of experts each. Then experts are added to each.
         """
-        first = self.moe_layer + 1
+        first = self._least_layers
         few = min(2 * self.model.layers[self.moe_layer].top_k, self._most_experts)
         layers = first
         while layers < len(self.model.layers) and self.fits(self.bench(workload, layers + 1, few)):
@@ -89,6 +89,12 @@ class Layout:
             else:
                 high = middle - 1
         return best
+
+    @property
+    def _least_layers(self) -> int:
+        """As many of the first layers as show every kind of layer that the model has."""
+        kinds = [(layer.experts > 0, layer.mlp_bytes > 0) for layer in self.model.layers]
+        return max(kinds.index(kind) for kind in set(kinds)) + 1
 
     @property
     def _most_experts(self) -> int:

@@ -21,7 +21,7 @@ from planner.documents.base import Source
 from planner.documents.costs import OperationKind
 from planner.groups import CHUNK_BYTES
 from planner.memory import smallest_budget
-from profiler.bench import Bench
+from profiler.bench import Bench, Tokens
 from profiler.compute import Cell, decode_cells, measure_cell, prefill_cells
 from profiler.contention import Turn, contend, slowdowns
 from profiler.curves import figure, fit_curve, fit_surface
@@ -29,7 +29,7 @@ from profiler.layout import BenchPlan, Layout
 from profiler.link import CopySample, copies_alone, fit_link
 from profiler.machine import Reference, describe_machine
 from profiler.samples import PassSamples
-from profiler.tasks import Progress, Task, run_tasks
+from profiler.tasks import Task
 from solvers.errors import BudgetError
 
 __all__ = ["Effort", "Measurement"]
@@ -74,7 +74,7 @@ class Measurement:
     memory_bytes
         Device budget of every bench.
     tokens
-        Token ids to embed, as prompts have them.
+        What is embedded.
     paced_bytes_per_second
         Bandwidth to hold reads to.
     effort
@@ -83,7 +83,7 @@ class Measurement:
 
     source: WeightSource
     memory_bytes: int
-    tokens: Sequence[int]
+    tokens: Tokens
     paced_bytes_per_second: int | None = None
     effort: Effort = field(default_factory=Effort)
     samples: PassSamples = field(default_factory=PassSamples)
@@ -130,10 +130,6 @@ class Measurement:
             self._refuse()
         tasks += self._contention_tasks()
         return tasks
-
-    def run(self, progress: Progress | None) -> None:
-        """Measure everything."""
-        run_tasks(self.tasks(), progress)
 
     # --- copies -------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,10 +18,21 @@ from planner.memory import account_device, default_head_tiling, smallest_budget
 from planner.routing import TraceArrays
 from solvers.errors import BudgetError, OptionError
 
-__all__ = ["record_routing", "recording_policy"]
+__all__ = ["Recording", "record_routing", "recording_policy"]
 
 _NEW_TOKENS = 16
 _SLOTS = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """What a recorded run leaves.
+
+    ``decoded`` are the generated tokens in the order in which decode passes embedded them.
+    """
+
+    arrays: TraceArrays
+    decoded: tuple[int, ...]
 
 
 def recording_policy(
@@ -95,8 +107,8 @@ def record_routing(
     new_tokens: int = _NEW_TOKENS,
     most_seconds: float = 60.0,
     progress: Callable[[int, int], None] | None = None,
-) -> TraceArrays:
-    """Run ``prompts`` and keep which experts each token chose.
+) -> Recording:
+    """Run ``prompts`` and keep which experts each token chose, and the tokens generated.
 
     Parameters
     ----------
@@ -144,6 +156,7 @@ def record_routing(
         device = Device(source, policy, workload, memory_bytes)
     begun = time.monotonic()
     parts: list[TraceArrays] = []
+    tokens: list[int] = []
     for start in range(0, len(prompts), workload.requests):
         if parts and time.monotonic() - begun > most_seconds:
             break
@@ -151,7 +164,9 @@ def record_routing(
         run = Generation(device, group, new_tokens, frozenset())
         run.run(progress)
         parts.append(run.routing.arrays())
-    return _joined(parts, workload.requests)
+        # step by step, as decode passes embed them
+        tokens += [token for step in zip(*run.results, strict=True) for token in step]
+    return Recording(_joined(parts, workload.requests), tuple(tokens))
 
 
 def _joined(parts: Sequence[TraceArrays], group: int) -> TraceArrays:

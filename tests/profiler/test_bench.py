@@ -1,0 +1,160 @@
+"""Benches: what lies on them, and that they really run what they say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from executor import open_weights
+from planner.documents import Workload
+from planner.memory import account_device
+from profiler.bench import Bench, Tokens, assign_rows
+from profiler.compute import Cell
+from profiler.contention import Turn, contend, slowdowns
+from profiler.layout import Layout, first_layers
+from profiler.link import CopySample, copies_alone, fit_link
+
+LARGE = 1 << 30
+
+
+def test_rows_are_dealt_evenly_and_no_token_has_an_expert_twice() -> None:
+    # 6 tokens, top-2 of 4 experts, 3 rows each: columns take turns, so each expert gets 3
+    chosen = assign_rows(6, 2, [0, 1, 2, 3], 3, turn=0)
+    assert chosen.tolist() == [[0, 1]] * 3 + [[2, 3]] * 3
+    for tokens, rows in ((1, 1), (7, 2), (50, 16)):
+        for turn in range(5):
+            chosen = assign_rows(tokens, 3, [1, 2, 4, 5, 7], rows, turn)
+            assert all(len(set(row)) == 3 for row in chosen.tolist())
+            counts = torch.bincount(chosen.flatten(), minlength=8)
+            assert int(counts.sum()) == 3 * tokens
+            assert (counts == min(rows, tokens)).any()
+
+
+def test_a_bench_with_room_holds_the_whole_model(checkpoint: Callable[[str], Path]) -> None:
+    with open_weights(checkpoint("mixtral")) as source:
+        layout = Layout(source.model, LARGE)
+        plan = layout.plan(Workload(4, 8, 8))
+        assert plan is not None
+        assert plan.layers == 3
+        assert all(layer.resident == tuple(range(8)) for layer in plan.policy.layers)
+        assert layout.roomy(plan)
+
+
+def test_a_bench_keeps_its_budget(checkpoint: Callable[[str], Path]) -> None:
+    workload = Workload(4, 8, 8)
+    with open_weights(checkpoint("mixtral")) as source:
+        smallest = None
+        for budget in range(1 << 16, 16 << 20, 1 << 16):
+            plan = Layout(source.model, budget).plan(workload)
+            if plan is None:
+                continue
+            smallest = smallest or budget
+            part = first_layers(source.model, plan.layers)
+            account = account_device(part, plan.policy, workload, 4, budget)
+            assert account.peak_bytes <= budget
+        assert smallest is not None
+        # the smallest bench is one layer, whose experts are copied on demand, and it runs
+        plan = Layout(source.model, smallest).plan(workload)
+        assert plan is not None
+        assert plan.layers == 1
+        with Bench(source, plan, smallest, Tokens([1, 2, 3])) as bench:
+            events = bench.run([1, 1], [4, 5], rows=1)
+            assert bench.device.ledger.peak_bytes <= smallest
+        kinds = Counter(event.kind for event in events)
+        assert kinds["attention"] == kinds["router"] == kinds["combine"] == 1
+
+
+def test_every_kind_of_layer_is_on_a_bench(checkpoint: Callable[[str], Path]) -> None:
+    with open_weights(checkpoint("qwen3_moe")) as source:
+        for budget in range(1 << 18, 4 << 20, 1 << 18):
+            plan = Layout(source.model, budget).plan(Workload(1, 1, 8))
+            assert plan is None or plan.layers >= 2
+        assert plan is not None
+        with Bench(source, plan, budget, Tokens([1, 2, 3])) as bench:
+            kinds = Counter(event.kind for event in bench.run([1], [4], rows=1))
+        assert kinds["dense_mlp"] == 1
+
+
+def test_a_pass_gives_each_expert_the_rows_wanted(checkpoint: Callable[[str], Path]) -> None:
+    with open_weights(checkpoint("mixtral")) as source:
+        plan = Layout(source.model, LARGE).plan(Workload(16, 1, 8))
+        assert plan is not None
+        with Bench(source, plan, LARGE, Tokens([1, 2, 3])) as bench:
+            events = bench.run([1] * 16, [3] * 16, rows=4, batch_size=8, head_tiles=None)
+            tiles = bench.plan.policy.head_tiles
+        rows = [event.rows for event in events if event.kind == "expert"]
+        # 16 tokens in each of the two columns: four experts of four rows each, in three layers
+        assert rows == [4] * 8 * 3
+        kinds = Counter(event.kind for event in events)
+        assert kinds["attention"] == 2 * 3
+        assert kinds["head"] == tiles
+        assert kinds["sample"] == kinds["embed"] == 1
+        starts = [event.start_ns for event in events if event.channel == "compute"][1:]
+        ends = [event.end_ns for event in events if event.channel == "compute"][:-1]
+        assert starts == ends
+
+
+def test_the_channel_copies_only_when_it_shall(checkpoint: Callable[[str], Path]) -> None:
+    with open_weights(checkpoint("mixtral")) as source:
+        plan = Layout(source.model, LARGE, slots=4, stream=True).plan(Workload(4, 1, 8))
+        assert plan is not None
+        assert all(len(layer.prefetch) == 4 for layer in plan.policy.layers)
+        with Bench(source, plan, LARGE, Tokens([1, 2, 3])) as bench:
+            assert all(e.channel == "compute" for e in bench.run([1] * 4, [3] * 4, rows=2))
+            rest, busy = contend(bench, Cell(4, None, 8), 2, passes=3, turns=1)[0]
+        assert rest.busy_share == 0
+        assert rest.rate is None
+        assert busy.busy_share > 0
+        assert busy.rate is not None
+        assert set(rest.compute_ns) >= {"attention", "router", "expert", "combine"}
+
+
+def test_copies_alone_are_of_whole_units(checkpoint: Callable[[str], Path]) -> None:
+    with open_weights(checkpoint("mixtral")) as source:
+        layout = Layout(source.model, LARGE, slots=5, reserve=0, stream=True, chunk_bytes=16 << 10)
+        plan = layout.plan(Workload(1, 1, 8))
+        assert plan is not None
+        with Bench(source, plan, LARGE, Tokens([1])) as bench:
+            samples = copies_alone(bench)
+        # an expert is 3 x 64 x 48 x 4 bytes = 36,864: three pieces of 16 KiB
+        assert [(one.chunks, one.size_bytes) for one in samples] == [(3, 36_864)] * 5
+        assert all(one.duration_ns > 0 for one in samples)
+
+
+def test_a_link_is_a_latency_and_a_bandwidth() -> None:
+    # 5,000 ns a chunk and 2 ns a byte, exactly
+    samples = [
+        CopySample(chunks, size, 5_000 * chunks + 2 * size)
+        for chunks, size in ((1, 100_000), (4, 100_000), (1, 30_000)) * 3
+    ]
+    fit = fit_link(samples)
+    assert fit.latency_ns.value == pytest.approx(5_000)
+    assert fit.bandwidth_bytes_per_second.value == pytest.approx(5e8)
+    assert fit.held_out_error == pytest.approx(0, abs=1e-9)
+
+
+def test_one_shape_of_copy_gives_bandwidth_alone() -> None:
+    fit = fit_link([CopySample(2, 1_000, 4_000)] * 4)
+    assert fit.latency_ns.value == 0
+    assert fit.bandwidth_bytes_per_second.value == pytest.approx(0.25e9)
+    with pytest.raises(ValueError, match="no copies"):
+        fit_link([])
+
+
+def test_slowdowns_by_hand() -> None:
+    rest = Turn({"expert": 100.0, "attention": 100.0}, 0.0, None)
+    # 200 become 240 with the channel busy half of the time: 1.4 with it busy all the time
+    busy = Turn({"expert": 140.0, "attention": 100.0, "wait_expert": 50.0}, 0.5, 8e8)
+    found = slowdowns([(rest, busy)], alone_rate=1e9)
+    assert found.compute_slowdown.value == pytest.approx(1.4)
+    assert found.copy_slowdown.value == pytest.approx(1.25)
+    # faster beside than alone is the machine's noise, not a gain
+    quick = Turn({"expert": 90.0, "attention": 90.0}, 1.0, 2e9)
+    found = slowdowns([(rest, quick)], alone_rate=1e9)
+    assert (found.compute_slowdown.value, found.copy_slowdown.value) == (1.0, 1.0)
+    # nothing measured: no slowdown is known, and the figure says that it has no samples
+    assert slowdowns([], 1e9).compute_slowdown.samples == 0

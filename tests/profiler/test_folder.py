@@ -1,0 +1,140 @@
+"""Whole profiles of tiny checkpoints, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from executor import pack
+from planner.documents import Workload, document_hash
+from planner.profiles import load_profile
+from planner.solve import make_plan
+from profiler import profile_checkpoint
+from profiler.measure import Effort
+from solvers.errors import BudgetError, CheckpointError, OptionError, UnsupportedError
+
+QUICK = Effort(cell_ns=1, rounds=1, fills=1, turns=1, passes=1)
+LARGE = 64 << 20
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_a_profile_is_whole_and_can_be_planned_from(
+    family: str,
+    checkpoint: Callable[[str], Path],
+    prompts: list[list[int]],
+    tmp_path: Path,
+) -> None:
+    told: list[tuple[int, int, str]] = []
+    out = tmp_path / "new" / "profile"
+    index = profile_checkpoint(
+        checkpoint(family),
+        out,
+        memory_bytes=LARGE,
+        prompts=prompts,
+        effort=QUICK,
+        progress=lambda done, total, what: told.append((done, total, what)),
+    )
+    profile = load_profile(out)
+    assert profile.index == index
+    assert index.checkpoint == str(checkpoint(family))
+    assert index.store is None
+    assert index.memory_bytes == LARGE
+    assert profile.costs.curves["expert"].rows[0] == 1
+    # prompts of 8 and 32 tokens fit a context of 96; at most 1,024 tokens are prefilled at once
+    assert profile.costs.curves["router"].rows[-1] == 1024
+    assert ("dense_mlp" in profile.costs.curves) == (family == "qwen3_moe")
+    assert profile.costs.attention_decode.second == (32,)
+    assert profile.costs.attention_prefill.second == (8, 32)
+    (channel,) = profile.hardware.channels
+    assert channel.bandwidth_bytes_per_second.value > 1e6
+    assert channel.paced_bytes_per_second is None
+    # every token of each prompt and of the 15 decode passes behind it
+    lengths = sorted(len(prompt) + 15 for prompt in prompts)
+    counted = np.bincount(profile.arrays.sequence)
+    assert sorted(counted.tolist()) == lengths
+    assert int(profile.arrays.phase.sum()) == 15 * len(prompts)
+    assert told[-1][0] == told[-1][1]
+    assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
+    plan = make_plan(
+        profile, Workload(4, 8, 4), memory_bytes=LARGE, solver="on-demand", time_limit_seconds=1
+    )
+    assert plan.inputs.costs == document_hash(profile.costs)
+
+
+def test_a_small_budget_and_a_pace(
+    checkpoint: Callable[[str], Path], prompts: list[list[int]], tmp_path: Path
+) -> None:
+    folder = checkpoint("mixtral")
+    with pytest.raises(BudgetError) as caught:
+        profile_checkpoint(folder, tmp_path / "p", memory_bytes=1000, prompts=prompts)
+    assert not (tmp_path / "p").exists()
+    smallest = caught.value.smallest_bytes
+    assert f"{smallest:,} bytes" in str(caught.value)
+    with pytest.raises(BudgetError):
+        profile_checkpoint(folder, tmp_path / "p", memory_bytes=smallest - 1, prompts=prompts)
+    # what it names works, here with the disk slowed down and from a store
+    pack(folder, tmp_path / "store")
+    pace = 20_000_000
+    index = profile_checkpoint(
+        folder,
+        tmp_path / "p",
+        memory_bytes=smallest,
+        prompts=[prompt[:2] for prompt in prompts],
+        effort=QUICK,
+        store=tmp_path / "store",
+        paced_bytes_per_second=pace,
+    )
+    profile = load_profile(tmp_path / "p")
+    assert index.store_fingerprint is not None
+    (channel,) = profile.hardware.channels
+    assert channel.paced_bytes_per_second == pace
+    assert channel.bandwidth_bytes_per_second.source == "paced"
+    # no copy is faster than the pace; an expert is whole blocks, and overhead comes on top
+    assert 0.5 * pace < channel.bandwidth_bytes_per_second.value < 1.1 * pace
+
+
+def test_a_profile_replaces_only_a_profile(
+    checkpoint: Callable[[str], Path], prompts: list[list[int]], tmp_path: Path
+) -> None:
+    folder = checkpoint("mixtral")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for name, part in (("other", r"notes\.txt"), ("file", "is a file")):
+        with pytest.raises(OptionError, match=part):
+            profile_checkpoint(folder, tmp_path / name, memory_bytes=LARGE, prompts=prompts)
+    out = tmp_path / "p"
+    profile_checkpoint(folder, out, memory_bytes=LARGE, prompts=prompts, effort=QUICK)
+    before = load_profile(out).index
+    profile_checkpoint(folder, out, memory_bytes=LARGE // 2, prompts=prompts, effort=QUICK)
+    after = load_profile(out).index
+    assert (before.memory_bytes, after.memory_bytes) == (LARGE, LARGE // 2)
+    assert len(list(out.iterdir())) == 6
+
+
+def test_bad_options_are_refused_before_anything_is_measured(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder, out = checkpoint("mixtral"), tmp_path / "p"
+    with pytest.raises(UnsupportedError, match="cuda"):
+        profile_checkpoint(folder, out, memory_bytes=LARGE, device="cuda")
+    with pytest.raises(OptionError, match="memory budget"):
+        profile_checkpoint(folder, out, memory_bytes=0)
+    with pytest.raises(OptionError, match="bandwidth"):
+        profile_checkpoint(folder, out, memory_bytes=LARGE, paced_bytes_per_second=0)
+    with pytest.raises(CheckpointError):
+        profile_checkpoint(tmp_path / "none", out, memory_bytes=LARGE)
+    with pytest.raises(CheckpointError, match="store"):
+        profile_checkpoint(folder, out, memory_bytes=LARGE, store=tmp_path / "none")
+    for prompts in ([], [[]], [[1], []]):
+        with pytest.raises(OptionError, match="prompts"):
+            profile_checkpoint(folder, out, memory_bytes=LARGE, prompts=prompts)
+    with pytest.raises(OptionError, match="vocabulary"):
+        profile_checkpoint(folder, out, memory_bytes=LARGE, prompts=[[211]])
+    # no tokenizer: the bundled texts cannot be encoded
+    with pytest.raises(CheckpointError, match="tokenizer"):
+        profile_checkpoint(folder, out, memory_bytes=LARGE)
+    assert not out.exists()
