@@ -72,8 +72,13 @@ class Solver(Protocol):
 
 BACK_ENDS: dict[str, tuple[str, str]] = {
     "cpsat": ("solvers.cpsat", "CpSat"),
+    "milp": ("solvers.milp", "Milp"),
+    "milp-cbc": ("solvers.milp", "MilpCbc"),
     "all-experts": ("solvers.all_experts", "AllExperts"),
     "on-demand": ("solvers.on_demand", "OnDemand"),
+    "frequency": ("solvers.frequency", "Frequency"),
+    "lru": ("solvers.lru", "Lru"),
+    "flexgen": ("solvers.flexgen", "FlexGen"),
     "klotski": ("solvers.klotski", "Klotski"),
 }
 """Name -> module and class, in the order in which they are shown."""

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from solvers.outcome import Bound
 from solvers.problem import Problem
 
-__all__ = ["Relaxed", "relax"]
+__all__ = ["QuietHighs", "Relaxed", "relax"]
 
 _MS = 1e6
 """The program counts in milliseconds and MiB, which suits the simplex method."""
@@ -165,7 +165,7 @@ def relax(
     )
 
 
-class _QuietHighs(highspy.Highs):  # type: ignore[misc]
+class QuietHighs(highspy.Highs):  # type: ignore[misc]
     """HiGHS whose constructor prints nothing: the callbacks it would set up print a banner."""
 
     def __init__(self) -> None:
@@ -190,7 +190,7 @@ def _solve(
     program.a_matrix_.start_ = np.searchsorted(row_index, np.arange(len(rows.lower) + 1))
     program.a_matrix_.index_ = np.concatenate(rows.columns)
     program.a_matrix_.value_ = np.concatenate(rows.values)
-    solver = _QuietHighs()
+    solver = QuietHighs()
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("threads", 1)
     solver.setOptionValue("solver", "simplex")

@@ -1,0 +1,85 @@
+"""What the exact back ends share: relaxation, search, sets model, and the replay's last word."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from solvers.layout import smallest_capacity
+from solvers.outcome import Outcome, Schedule, Stop
+from solvers.problem import Problem
+from solvers.registry import Limits, Progress
+from solvers.relaxation import relax
+from solvers.sets import Search, unit_order
+from solvers.sets_model import SetsModel
+
+__all__ = ["MOST_TERMS", "Solved", "solve_exactly"]
+
+MOST_TERMS = 60_000
+"""Terms of a model that gets anywhere in seconds; beyond, search and relaxation stand alone."""
+
+
+class Solved(NamedTuple):
+    """What a back end made of the sets model.
+
+    ``values`` are those of the binary columns; ``objective`` and ``bound`` are the model's own (not
+    the replay's), in its unit; ``optimal`` where they meet.
+    """
+
+    values: dict[int, int]
+    objective: int
+    bound: int
+    optimal: bool
+
+
+def solve_exactly(
+    name: str,
+    engine: Callable[[SetsModel, Limits], Solved | None],
+    problem: Problem,
+    limits: Limits,
+    hint: Schedule | None,
+    progress: Progress | None,
+) -> Outcome:
+    """Search, hand the sets model to ``engine``, and let the replay choose among what was found.
+
+    ``engine`` gets the model and what is left of the limits, and returns None where it found
+    nothing.
+    """
+    smallest = smallest_capacity(problem.stages, problem.slot_bytes)
+    if problem.capacity_bytes < smallest:
+        return Outcome(Stop.INFEASIBLE, None, None, smallest)
+    deadline = time.monotonic() + limits.seconds
+    guided = relax(problem, exact_demand=False)
+    proven = relax(problem) if problem.measure == "time" else None
+    bound = proven.bound if proven is not None else None
+    search = Search(problem, unit_order(problem, guided), deadline)
+    search.try_schedule(hint)
+    search.run()
+    if search.best is None:
+        raise AssertionError("no candidate fits, although one slot of each kind does")
+
+    def tell() -> None:
+        if progress is not None:
+            progress(name, search.best_value, bound.value_ns if bound else None)
+
+    tell()
+    streams = any(
+        len(choice.resident) < len(stage.items) or (stage.start and not choice.start_resident)
+        for choice, stage in zip(search.best.stages, problem.stages, strict=True)
+    )
+    if not streams:
+        return Outcome(Stop.OPTIMAL, search.best, bound)
+    solved: Solved | None = None
+    if search.best.eviction == "none":
+        model = SetsModel(problem, search.best)
+        left = deadline - time.monotonic()
+        if left > 0 and model.terms <= MOST_TERMS:
+            solved = engine(model, Limits(limits.work, left, limits.seed))
+        if solved is not None:
+            for candidate in model.schedules(solved.values):
+                search.try_schedule(candidate)
+    tell()
+    done = solved is not None and solved.optimal and not search.out_of_time
+    stop = Stop.OPTIMAL if done else Stop.TIME_LIMIT
+    return Outcome(stop, search.best, bound)
