@@ -3,9 +3,10 @@
 Stage l of the problem is layer l, the last stage is the head. Durations come from the cost
 profile's curves and are rounded up; memory is what ``planner.memory`` says, to the byte.
 
-While computing and copying overlap they slow each other down. With c the share of time in which
-compute is busy and d that of the channel, copies take ``1 + c (copy_slowdown - 1)`` as long as
-alone, and computation ``1 + d (compute_slowdown - 1)``: see ``Factors``. A paced link takes at
+While computing and copying overlap they slow each other down. With c the share of copying that
+lies beside computation and d the share of computation that lies beside copying, copies take
+``1 + c (copy_slowdown - 1)`` as long as alone, and computation ``1 + d (compute_slowdown - 1)``:
+see ``Factors``. A paced link takes at
 least bytes over its pace.
 """
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from planner.documents import Workload
 from planner.encode import Encoding, Factors
@@ -149,22 +150,21 @@ class Candidate:
         problem = self.problem("fit", plain=True)
         result = replay(problem, schedule)
         weight = problem.scenarios.weight
-        compute = problem.scenarios.compute_ns.sum(axis=1)
-        channel = result.busy_ns.sum(axis=1)
+        compute = problem.scenarios.compute_ns.sum(axis=1) * weight
+        channel = result.busy_ns.sum(axis=1) * weight
+        waits = (result.wait_start_ns.sum(axis=1) + result.wait_item_ns.sum(axis=1)) * weight
+        # compute waits for nothing but the channel: the rest of its time lies beside computation
+        beside = np.maximum(channel - waits, 0)
         prefill = np.array([shape.phase == "prefill" for shape in self.shapes("fit")])
         prefill = np.tile(prefill, problem.scenarios.passes // len(self.shapes("fit")))
-        total = result.pass_ns * weight
 
-        def share(
-            busy: np.ndarray[tuple[int], np.dtype[np.int64]],
-            mask: np.ndarray[tuple[int], np.dtype[np.bool_]],
-        ) -> float:
-            return min(float((busy * weight)[mask].sum()) / max(float(total[mask].sum()), 1.0), 1.0)
+        def share(of: npt.NDArray[np.int64], mask: npt.NDArray[np.bool_]) -> float:
+            return min(float(beside[mask].sum()) / max(float(of[mask].sum()), 1.0), 1.0)
 
         self.factors = Factors(
-            1.0 + share(compute, np.ones_like(prefill)) * (slow_copy - 1.0),
-            1.0 + share(channel, prefill) * (slow_compute - 1.0),
-            1.0 + share(channel, ~prefill) * (slow_compute - 1.0),
+            1.0 + share(channel, np.ones_like(prefill)) * (slow_copy - 1.0),
+            1.0 + share(compute, prefill) * (slow_compute - 1.0),
+            1.0 + share(compute, ~prefill) * (slow_compute - 1.0),
         )
 
 
