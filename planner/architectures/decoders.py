@@ -208,7 +208,7 @@ def glm4_moe(read: ConfigReader) -> Architecture:
     bias = read.flag("attention_bias", False)
     attention = grouped_query(read, qkv_bias=bias, query_norm=head_dim, key_norm=head_dim)
     feed = deepseek_feed(read, correction=True)
-    count, more = read.layers(), read.natural("num_nextn_predict_layers", default=0)
+    count, more = read.layers(), read.layers("num_nextn_predict_layers", default=0)
     spare = stack(read, lambda _: attention, feed, first=count, count=more)
     return whole(
         read,

@@ -115,7 +115,7 @@ def qwen3_5_moe(read: ConfigReader) -> Architecture:
         lambda _: _full(read, head_dim),
         feed,
         prefix="mtp.layers.",
-        count=read.natural("mtp_num_hidden_layers", default=0),
+        count=read.layers("mtp_num_hidden_layers", default=0),
     )
     if spare:
         more = (

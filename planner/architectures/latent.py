@@ -57,7 +57,7 @@ def _indexer(read: ConfigReader) -> tuple[tuple[Weight, ...], int]:
 
 def _deepseek(read: ConfigReader, attention: Attention, *, correction: bool) -> Architecture:
     feed, count = deepseek_feed(read, correction=correction), read.layers()
-    more = read.natural("num_nextn_predict_layers", default=0)
+    more = read.layers("num_nextn_predict_layers", default=0)
     spare = stack(read, lambda _: attention, feed, first=count, count=more)
     return whole(
         read,

@@ -11,6 +11,9 @@ from solvers.errors import UnsupportedError
 __all__ = ["ConfigReader"]
 
 _LARGEST = 1 << 40
+_MOST_LAYERS = 4096
+_MOST_EXPERTS = 1 << 16  # routing records have 16 bits for an expert
+_TOP_K = ("num_experts_per_tok", "moe_top_k", "moe_k", "num_selects", "router_topk", "topk")
 
 
 class ConfigReader:
@@ -76,11 +79,14 @@ class ConfigReader:
             raise self.refuse(f"{key} is {str(value)[:40]}; a text is needed")
         return value
 
-    def layers(self) -> int:
-        """How many layers there are; so many that a table of them fits in memory."""
-        count = self.positive("num_hidden_layers", "num_layers")
-        if count > 4096:
-            raise self.refuse(f"{count} layers are more than the 4096 that moeplan reads")
+    def layers(self, *keys: str, default: int | None = None) -> int:
+        """How many layers there are; no more than a table of them has room for."""
+        keys = keys or ("num_hidden_layers", "num_layers")
+        count = self.natural(*keys, default=default)
+        if count > _MOST_LAYERS:
+            raise self.refuse(f"{count} layers are more than the {_MOST_LAYERS} that moeplan reads")
+        if count < 1 and default != 0:
+            raise self.refuse(f"{keys[0]} is {count}; at least 1 is needed")
         return count
 
     def per_layer(self, key: str, allowed: Collection[Any], count: int) -> list[Any] | None:
@@ -112,8 +118,14 @@ class ConfigReader:
 
     def experts(self, *keys: str) -> tuple[int, int]:
         """Number of experts (the first of ``keys``) and how many each token chooses."""
-        experts = self.positive(*keys)
-        top_k = self.positive("num_experts_per_tok", "moe_top_k", "moe_k", "num_selects", "topk")
+        return self.chosen(self.positive(*keys), self.positive(*_TOP_K))
+
+    def chosen(self, experts: int, top_k: int) -> tuple[int, int]:
+        """Both numbers, if they can be."""
+        if experts > _MOST_EXPERTS:
+            raise self.refuse(
+                f"{experts} experts are more than the {_MOST_EXPERTS} that moeplan reads"
+            )
         if top_k > experts:
             raise self.refuse(f"each token chooses {top_k} of only {experts} experts")
         return experts, top_k

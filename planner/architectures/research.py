@@ -74,8 +74,7 @@ def openmoe(read: ConfigReader) -> Architecture:
     heads, head_dim = read.positive("num_attention_heads"), read.positive("head_dim")
     if read.word("hidden_act", "swiglu") != "swiglu":
         raise read.refuse(f"the activation {read.word('hidden_act', '')!r} is not known")
-    number = read.positive("num_experts")
-    top_k = read.positive("router_topk", "topk")
+    number, top_k = read.experts("num_experts")
     every = read.positive("moe_layer_interval")
     attention = grouped_query(read)
     dense = Feed(tuple(Weight(n, s, "mlp") for n, s in _double_gated("mlp.", inner, hidden)))

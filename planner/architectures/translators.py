@@ -23,12 +23,12 @@ def switch(read: ConfigReader) -> Architecture:
     if read.flag("is_gated_act", False):
         raise read.refuse("gated activations are not known")
     vocab = read.positive("vocab_size", default=32128)  # transformers' default, T5's vocabulary
-    depth = read.positive("num_layers")
+    depth = read.layers("num_layers")
     encoder = tuple(
         _switch_layer(read, index, "encoder.", read.positive("num_sparse_encoder_layers"), depth)
         for index in range(depth)
     )
-    depth = read.positive("num_decoder_layers", default=depth)
+    depth = read.layers("num_decoder_layers", default=depth)
     decoder = tuple(
         _switch_layer(read, index, "decoder.", read.positive("num_sparse_decoder_layers"), depth)
         for index in range(depth)
@@ -90,7 +90,7 @@ def _switch_layer(
             *linear(f"{feed}.wo", hidden, inner, "mlp"),
         )
         return LayerShape(dense, prefix, kv_values)
-    number = read.positive("num_experts")
+    number, top_k = read.chosen(read.positive("num_experts"), 1)
     bias = read.flag("router_bias", False)
     expert = f"{feed}.experts.expert_{{e}}"
     return LayerShape(
@@ -105,7 +105,7 @@ def _switch_layer(
             *linear("wo", hidden, inner, "expert", stored=f"{expert}.wo"),
         ),
         experts=number,
-        top_k=1,
+        top_k=top_k,
         expert_intermediate=inner,
     )
 
@@ -139,7 +139,8 @@ def nllb_moe(read: ConfigReader) -> Architecture:
 def _nllb_layers(read: ConfigReader, side: str) -> tuple[LayerShape, ...]:
     hidden, inner = read.positive("d_model"), read.positive(f"{side}_ffn_dim")
     step = read.natural(f"{side}_sparse_step", default=4)
-    number, bias = read.positive("num_experts"), read.flag("router_bias", False)
+    number, top_k = read.chosen(read.positive("num_experts"), 2)
+    bias = read.flag("router_bias", False)
     decoder = side == "decoder"
 
     def attention(role: str) -> tuple[Weight, ...]:
@@ -165,7 +166,7 @@ def _nllb_layers(read: ConfigReader, side: str) -> tuple[LayerShape, ...]:
         *linear("fc2", hidden, inner, "expert", bias=True, stored=f"{root}.fc2"),
     )
     layers = []
-    for index in range(read.positive(f"{side}_layers")):
+    for index in range(read.layers(f"{side}_layers")):
         prefix = f"model.{side}.layers.{index}."
         if step == 0 or (index + 1) % step:
             layers.append(LayerShape((*shared, *dense), prefix, kv_values))
@@ -178,7 +179,7 @@ def _nllb_layers(read: ConfigReader, side: str) -> tuple[LayerShape, ...]:
                 kv_values,
                 expert=expert,
                 experts=number,
-                top_k=2,
+                top_k=top_k,
                 expert_intermediate=inner,
             )
         )

@@ -270,6 +270,7 @@ def test_encoder_and_decoder(tmp_path: Path) -> None:
         ({"hidden_size": True}, "hidden_size is True"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"num_hidden_layers": 10**9}, "4096"),
+        ({"num_local_experts": 10**9}, "65536"),
         ({"num_experts_per_tok": 6}, "6 of only 5 experts"),
         ({"num_key_value_heads": 3}, "do not divide"),
         ({"torch_dtype": "int3"}, "'int3' is not known"),
@@ -287,6 +288,15 @@ def test_what_is_not_understood_is_refused_by_name(
         model(tmp_path, {**MIXTRAL, **change})
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_numbers_that_are_too_large_are_refused_wherever_they_stand(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="4096"):
+        model(tmp_path, latent(num_nextn_predict_layers=10**9))
+    openmoe = {**MIXTRAL, "model_type": "openmoe", "num_experts": 4, "head_dim": 2}
+    openmoe |= {"router_topk": 10**9, "moe_layer_interval": 1, "num_experts_per_tok": None}
+    with pytest.raises(UnsupportedError, match="of only 4 experts"):
+        model(tmp_path, openmoe)
 
 
 def test_a_model_whose_layers_are_all_dense_is_refused(tmp_path: Path) -> None:
