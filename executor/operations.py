@@ -272,10 +272,11 @@ class Operations:
         """Logits of one tile of the vocabulary, [sequences, tile rows]; keeps the best so far."""
         logits = functional.linear(self._last, weight)
         best, token = logits.max(dim=1)
-        # strictly better: of equal logits the lowest token wins, as in a search over all
-        better = best > self._best
+        token += tile * self._tile_rows
+        # of equal logits the lowest token wins, as in a search over all; tiles come in any order
+        better = (best > self._best) | ((best == self._best) & (token < self._best_token))
         self._best = torch.where(better, best, self._best)
-        self._best_token = torch.where(better, token + tile * self._tile_rows, self._best_token)
+        self._best_token = torch.where(better, token, self._best_token)
         return logits
 
     def sample(self) -> list[int]:

@@ -116,12 +116,11 @@ class Runtime:
         transfers.enter(pass_index, stage)
         tiles = [Unit(stage, "head", tile) for tile in range(self._device.policy.head_tiles)]
         tiles = tiles[:count]
-        transfers.route(tiles, None)
+        routed = transfers.route(tiles, None)
         alive: list[int] = []
-        for tile in tiles:
-            # residents are the first tiles, so index order has them first
+        for number, tile in enumerate((*routed.ready, *routed.demanded)):
             slot = self._wait(tile, "wait_head", pass_index)
-            if tile.item == 0:
+            if number == 0:
                 alive = operations.head_begin()
             operations.head_tile(tile.item, self._device.head_tile(tile, slot))
             transfers.computed(tile)

@@ -6,8 +6,10 @@ clock in tests. ``docs/runtime.md`` has the rules; the comments here say which o
 
 from __future__ import annotations
 
+import time
 from bisect import insort
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -50,6 +52,7 @@ class _Load:
     # a prefetch whose router has yet to speak, or an active expert still to be computed
     held: bool = True
     cancelled: bool = False
+    age_ns: int = 0
 
 
 class Schedule:
@@ -63,9 +66,18 @@ class Schedule:
         What there is to copy.
     passes
         Passes of the whole run, over all groups.
+    clock
+        Nanoseconds, for the age of cached contents only.
     """
 
-    def __init__(self, policy: Policy, units: Units, passes: int) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        units: Units,
+        passes: int,
+        clock: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        self._clock = clock
         self._policy = policy
         self._units = units
         self._stages = units.layers + 1
@@ -75,7 +87,7 @@ class Schedule:
         self._free_dense = list(range(policy.dense_slots))
         self._free = list(range(policy.slots))
         self._loads: dict[Unit, _Load] = {}
-        # complete loads that may be evicted, the least recently used first (dicts keep order)
+        # complete loads that may be evicted
         self._cached: dict[Unit, _Load] = {}
         self._demand: deque[Unit] = deque()
         self._chain_sequence = 0
@@ -115,7 +127,6 @@ class Schedule:
         self._flying = None
         load.copied_bytes += size
         if load.cancelled:
-            self.wasted_bytes += size
             self._give_back(load)
             return False
         if load.copied_bytes < self._units.sizes[load.unit]:
@@ -183,8 +194,9 @@ class Schedule:
             return self._free.pop(0)
         if not self._cached:
             return None
-        victim = self._cached.pop(next(iter(self._cached)))
-        del self._loads[victim.unit]
+        # the least recently used; equal ages go by stage, then index
+        victim = min(self._cached.values(), key=lambda load: (load.age_ns, load.unit))
+        del self._cached[victim.unit], self._loads[victim.unit]
         return victim.slot
 
     def _give_back(self, load: _Load) -> None:
@@ -260,8 +272,7 @@ class Schedule:
                 self._drop(chained)
         if self._chain_sequence <= self._sequence:
             self._chain_sequence, self._chain_index = self._sequence + 1, 0
-        # sorted: slots dropped at one time have equal ages, which go by index
-        for unit in sorted(unit for unit in self._loads if unit.stage == stage):
+        for unit in [unit for unit in self._loads if unit.stage == stage]:
             load = self._loads[unit]
             if unit.kind == "dense" or load.cancelled:
                 continue
@@ -283,7 +294,9 @@ class Schedule:
         if load.complete:
             self._release(load)
         elif load is self._flying:
+            # a chunk once started is finished, and its bytes are wasted, too
             load.cancelled = True
+            self.wasted_bytes += self._flying_bytes
         else:
             self._give_back(load)
 
@@ -296,6 +309,7 @@ class Schedule:
     def _release(self, load: _Load) -> None:
         if self._policy.eviction == "lru":
             load.held = False
+            load.age_ns = self._clock()
             self._cached[load.unit] = load
         else:
             self._give_back(load)

@@ -1,0 +1,210 @@
+"""A device without weights, on a virtual clock: decisions that can be tested to the nanosecond.
+
+It drives the same ``Schedule`` as a real run does, with durations that are given. The planner's
+replay (``solvers.replay``) follows the same rules by its own code; the two agree event by event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from executor.schedule import Chunk, Schedule
+from executor.units import Unit, Units
+from planner.documents import Event, Policy
+from solvers.errors import RunError
+
+__all__ = ["VirtualResult", "VirtualStage", "run_virtual"]
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualStage:
+    """What compute does in one stage of one pass.
+
+    Attributes
+    ----------
+    prologue_ns
+        Before the dense part is waited for (``embed``).
+    lead_ns
+        Until the router has spoken.
+    work
+        (item, rows, duration_ns) of what the stage demands: experts, or head tiles.
+    epilogue_ns
+        ``combine`` or ``sample``.
+    """
+
+    prologue_ns: int
+    lead_ns: int
+    work: tuple[tuple[int, int, int], ...]
+    epilogue_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualResult:
+    """Events in the order in which they began, on each channel; and when each pass ended."""
+
+    compute: tuple[Event, ...]
+    copies: tuple[Event, ...]
+    pass_end_ns: tuple[int, ...]
+    copied_bytes: int
+    wasted_bytes: int
+
+
+def run_virtual(
+    policy: Policy,
+    units: Units,
+    passes: Sequence[Sequence[VirtualStage]],
+    chunk_ns: Callable[[Unit, int], int],
+) -> VirtualResult:
+    """Run ``passes`` on a virtual clock.
+
+    Parameters
+    ----------
+    policy, units
+        What is carried out.
+    passes
+        For each pass its stages: the layers, then the head.
+    chunk_ns
+        Duration of a chunk, from its unit and its bytes.
+
+    Raises
+    ------
+    RunError
+        If compute waits for a copy that can never start.
+    """
+    return _Virtual(policy, units, passes, chunk_ns).run()
+
+
+class _Virtual:
+    def __init__(
+        self,
+        policy: Policy,
+        units: Units,
+        passes: Sequence[Sequence[VirtualStage]],
+        chunk_ns: Callable[[Unit, int], int],
+    ) -> None:
+        self._units = units
+        self._passes = passes
+        self._chunk_ns = chunk_ns
+        self._now = 0
+        self._schedule = Schedule(policy, units, len(passes), lambda: self._now)
+        self._flying: Chunk | None = None
+        self._ends = 0
+        self._compute: list[Event] = []
+        self._copies: list[Event] = []
+        self._joined: Chunk | None = None
+        self._copied_bytes = 0
+
+    def run(self) -> VirtualResult:
+        ends = []
+        for index, stages in enumerate(self._passes):
+            for stage, times in enumerate(stages):
+                self._stage(index, stage, times)
+            ends.append(self._now)
+        self._schedule.check_integrity()
+        return VirtualResult(
+            tuple(self._compute),
+            tuple(event for event in self._copies if event.start_ns < self._now),
+            tuple(ends),
+            self._copied_bytes,
+            self._schedule.wasted_bytes,
+        )
+
+    def _stage(self, index: int, stage: int, times: VirtualStage) -> None:
+        schedule, head = self._schedule, stage == self._units.layers
+        schedule.enter(index, stage)
+        if stage == 0:
+            self._work("embed", index, -1, -1, times.prologue_ns, 0)
+        if not head:
+            self._wait(Unit(stage, "dense", -1), "wait_dense", index)
+        self._work("attention", index, stage, -1, times.lead_ns, 0)
+        if not head:
+            schedule.release_dense(stage)
+        # most rows first, tiles by index; sorting keeps the order of equals
+        wanted = sorted(times.work, key=lambda one: (0 if head else -one[1], one[0]))
+        kind: Literal["expert", "head"] = "head" if head else "expert"
+        work = {Unit(stage, kind, item): (rows, duration) for item, rows, duration in wanted}
+        routed = schedule.route(list(work))
+        for unit in (*routed.ready, *routed.demanded):
+            self._wait(unit, f"wait_{kind}", index)
+            rows, duration = work[unit]
+            self._work(kind, index, stage, unit.item, duration, rows)
+            schedule.computed(unit)
+        self._work("sample" if head else "combine", index, stage, -1, times.epilogue_ns, 0)
+
+    def _work(self, kind: str, index: int, layer: int, item: int, duration: int, rows: int) -> None:
+        if duration:
+            begin = self._now
+            self._choose()
+            self._advance(begin + duration)
+            self._compute.append(
+                Event(kind, "compute", index, layer, item, begin, self._now, rows, 0)
+            )
+
+    def _wait(self, unit: Unit, kind: str, index: int) -> None:
+        begin = self._now
+        while not self._schedule.ready(unit):
+            self._choose()
+            if self._flying is None:
+                raise RunError(f"pass {index}: {unit} can never be copied")
+            self._now = self._ends
+            self._land()
+        if self._now > begin:
+            self._compute.append(
+                Event(kind, "compute", index, unit.stage, unit.item, begin, self._now, 0, 0)
+            )
+
+    # --- the channel --------------------------------------------------------------------------
+
+    def _choose(self) -> None:
+        """The channel chooses what it copies from now on, if it is idle."""
+        if self._flying is not None:
+            return
+        chunk = self._schedule.next_chunk()
+        if chunk is None:
+            self._joined = None
+            return
+        self._flying = chunk
+        self._ends = self._now + self._chunk_ns(chunk.unit, chunk.size_bytes)
+        joined = self._joined
+        last = self._copies[-1] if self._copies else None
+        if (
+            joined is not None
+            and last is not None
+            and (joined.unit, joined.kind) == (chunk.unit, chunk.kind)
+            and last.end_ns == self._now
+        ):
+            size = last.size_bytes + chunk.size_bytes
+            self._copies[-1] = last._replace(end_ns=self._ends, size_bytes=size)
+        else:
+            self._copies.append(
+                Event(
+                    chunk.kind,
+                    "disk",
+                    chunk.pass_index,
+                    chunk.unit.stage,
+                    chunk.unit.item,
+                    self._now,
+                    self._ends,
+                    0,
+                    chunk.size_bytes,
+                )
+            )
+        self._joined = None if chunk.last else chunk
+
+    def _land(self) -> None:
+        """The chunk on the channel has ended."""
+        if self._flying is not None:
+            self._copied_bytes += self._flying.size_bytes
+            self._flying = None
+            self._schedule.chunk_copied()
+
+    def _advance(self, to: int) -> None:
+        """Let time pass; at ``to`` itself compute acts before the channel chooses."""
+        while self._flying is not None and self._ends <= to:
+            self._now = self._ends
+            self._land()
+            if self._ends < to:
+                self._choose()
+        self._now = to

@@ -1,0 +1,251 @@
+"""The runtime on a virtual clock against the planner's replay, which is other code: every copy and
+every computation begins and ends at the same nanosecond."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from executor.units import Unit, Units
+from executor.virtual import VirtualResult, VirtualStage, run_virtual
+from planner.documents import LayerPolicy, Policy
+from solvers.errors import RunError
+from solvers.outcome import Schedule, StageChoice
+from solvers.problem import Problem, Scenarios, Stage
+from solvers.problem import Unit as ProblemUnit
+from solvers.replay import Replay, replay
+
+CHUNK_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Case:
+    """One random instance, in the solvers' form."""
+
+    problem: Problem
+    schedule: Schedule
+
+
+def _unit(size_bytes: int, chunk_ns: int) -> ProblemUnit:
+    chunks = -(-size_bytes // CHUNK_BYTES)
+    last = size_bytes - (chunks - 1) * CHUNK_BYTES
+    # the last chunk takes its share of a whole one, rounded up
+    last_ns = -(-chunk_ns * last // CHUNK_BYTES)
+    return ProblemUnit(size_bytes, size_bytes, chunks, chunk_ns, last_ns, CHUNK_BYTES)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    layers = draw(st.integers(1, 4))
+    passes = draw(st.integers(1, 5))
+    chunk_ns = draw(st.integers(1, 40))
+    sizes = st.integers(1, 5 * CHUNK_BYTES)
+    stages: list[Stage] = []
+    choices: list[StageChoice] = []
+    for _ in range(layers):
+        experts = draw(st.integers(0, 6))
+        expert = _unit(draw(sizes), chunk_ns)
+        stages.append(Stage(_unit(draw(sizes), chunk_ns), (expert,) * experts))
+        order = draw(st.permutations(range(experts)))
+        first = draw(st.integers(0, experts))
+        second = draw(st.integers(first, experts))
+        choices.append(
+            StageChoice(
+                draw(st.booleans()), tuple(sorted(order[:first])), tuple(order[first:second])
+            )
+        )
+    tiles = draw(st.integers(1, 4))
+    kept = draw(st.integers(0, tiles))
+    stages.append(Stage(None, tuple(_unit(draw(sizes), chunk_ns) for _ in range(tiles)), True))
+    choices.append(StageChoice(False, tuple(range(kept)), tuple(range(kept, tiles))))
+    width = max(tiles, max(len(stage.items) for stage in stages))
+    shape = (passes, layers + 1, width)
+    demand = np.zeros(shape, dtype=np.int32)
+    work = np.zeros(shape, dtype=np.int64)
+    durations = st.integers(1, 150)
+    for index in range(passes):
+        for stage in range(layers):
+            for item in range(len(stages[stage].items)):
+                demand[index, stage, item] = draw(st.integers(0, 3))
+        demand[index, layers, :tiles] = 1
+        for stage, item in zip(*np.nonzero(demand[index]), strict=True):
+            work[index, stage, item] = draw(durations)
+    lead = np.array(draw(st.lists(durations, min_size=passes * (layers + 1), max_size=100)))
+    lead = np.resize(lead, (passes, layers + 1)).astype(np.int64)
+    lead[:, layers] = 0
+    prologue = np.zeros((passes, layers + 1), dtype=np.int64)
+    prologue[:, 0] = draw(durations)
+    epilogue = np.resize(np.array([3, 0, 11]), (passes, layers + 1)).astype(np.int64)
+    weight = np.ones(passes, dtype=np.int64)
+    scenarios = Scenarios(prologue, lead, demand, work, epilogue, weight)
+    slots = draw(st.integers(1, 7))
+    eviction: Literal["none", "lru"] = draw(st.sampled_from(["none", "lru"]))
+    schedule = Schedule(
+        tuple(choices), slots, draw(st.integers(1, 3)), draw(st.integers(1, slots)), eviction
+    )
+    return Case(Problem(tuple(stages), scenarios, 1 << 40, 1 << 20), schedule)
+
+
+def run_executor(case: Case) -> VirtualResult:
+    """The case in the executor's form."""
+    problem, schedule = case.problem, case.schedule
+    layers = len(problem.stages) - 1
+    sizes: dict[Unit, int] = {}
+    resident: set[Unit] = set()
+    chain = []
+    for index, (stage, choice) in enumerate(zip(problem.stages, schedule.stages, strict=True)):
+        kind: Literal["expert", "head"] = "head" if index == layers else "expert"
+        for item, unit in enumerate(stage.items):
+            sizes[Unit(index, kind, item)] = unit.size_bytes
+        resident.update(Unit(index, kind, item) for item in choice.resident)
+        ahead = [Unit(index, kind, item) for item in choice.prefetch]
+        if stage.start is not None:
+            dense = Unit(index, "dense", -1)
+            sizes[dense] = stage.start.size_bytes
+            if choice.start_resident:
+                resident.add(dense)
+            else:
+                ahead.insert(0, dense)
+        chain.append(tuple(ahead))
+    policy = Policy(
+        n_batches=1,
+        batch_size=1,
+        layers=tuple(
+            LayerPolicy(choice.start_resident, choice.resident, choice.prefetch)
+            for choice in schedule.stages[:-1]
+        ),
+        head_tile_rows=1,
+        head_tiles=len(problem.stages[-1].items),
+        resident_head_tiles=len(schedule.stages[-1].resident),
+        slots=schedule.slots,
+        dense_slots=schedule.start_slots,
+        reserve=schedule.reserve,
+        eviction=schedule.eviction,
+        chunk_bytes=CHUNK_BYTES,
+    )
+    scenarios = problem.scenarios
+    passes = [
+        [
+            VirtualStage(
+                int(scenarios.prologue_ns[index, stage]),
+                int(scenarios.lead_ns[index, stage]),
+                tuple(
+                    (int(item), int(rows), int(scenarios.work_ns[index, stage, item]))
+                    for item, rows in enumerate(scenarios.demand[index, stage])
+                    if rows
+                ),
+                int(scenarios.epilogue_ns[index, stage]),
+            )
+            for stage in range(layers + 1)
+        ]
+        for index in range(scenarios.passes)
+    ]
+
+    def chunk_ns(unit: Unit, size_bytes: int) -> int:
+        stage = problem.stages[unit.stage]
+        item = stage.start if unit.kind == "dense" else stage.items[unit.item]
+        assert item is not None
+        whole = -(-item.chunk_ns * size_bytes // CHUNK_BYTES)
+        return item.chunk_ns if size_bytes == CHUNK_BYTES else whole
+
+    units = Units(layers, sizes, frozenset(resident), tuple(chain))
+    return run_virtual(policy, units, passes, chunk_ns)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_equals_replay(case: Case) -> None:
+    want: Replay = replay(case.problem, case.schedule, record=True)
+    got = run_executor(case)
+    assert list(got.pass_end_ns) == want.pass_end_ns.tolist()
+    assert got.wasted_bytes == want.wasted_bytes
+    assert got.copied_bytes == int(want.copied_bytes.sum())
+    copies: list[tuple[int, ...]] = []
+    for part in want.copies:
+        row = (part.pass_index, part.stage, part.item, part.start_ns, part.end_ns, part.size_bytes)
+        last = copies[-1] if copies else (-1,) * 6
+        if part.stage == len(case.problem.stages) - 1 and (*last[:3], last[4]) == row[:4]:
+            # a tile that was demanded while it was copied is one event for the executor
+            row = (*last[:4], row[4], last[5] + row[5])
+            copies.pop()
+        copies.append(row)
+    assert [
+        (e.pass_index, e.layer, e.item, e.start_ns, e.end_ns, e.size_bytes) for e in got.copies
+    ] == copies
+    works = [
+        (times.pass_index, times.stage, item, start, end)
+        for times in want.stages
+        for item, _, start, end in times.works
+    ]
+    assert [
+        (e.pass_index, e.layer, e.item, e.start_ns, e.end_ns)
+        for e in got.compute
+        if e.kind in ("expert", "head")
+    ] == works
+
+
+def test_by_hand() -> None:
+    """One layer, one tile. The dense part (1 chunk of 10 ns) is resident; experts 0, 1, 2 take 2
+    chunks each; expert 0 is prefetched, one slot of two is in reserve.
+
+    Pass 0: the chain copies expert 0 in 0..20. embed ends at 5, the router at 5 + 25 = 30: experts
+    2 (3 rows), 0 (2 rows) and 1 (1 row) are active. 0 is ready: computed 30..40. The queue is 2, 1.
+    2 is copied 30..50 into the reserve, 1 follows in 50..70 into the slot that 0 left at 40.
+    2 is computed 50..57, 1 after its copy 70..71; combine 71..73. The tile is resident: 73..80,
+    sample 80..81.
+    """
+    expert = ProblemUnit(2 * CHUNK_BYTES, 0, 2, 10, 10, CHUNK_BYTES)
+    tile = ProblemUnit(CHUNK_BYTES, 0, 1, 0, 10, CHUNK_BYTES)
+    demand = np.zeros((1, 2, 3), dtype=np.int32)
+    demand[0, 0], demand[0, 1, 0] = [2, 1, 3], 1
+    work = np.zeros((1, 2, 3), dtype=np.int64)
+    work[0, 0], work[0, 1, 0] = [10, 1, 7], 7
+    scenarios = Scenarios(
+        np.array([[5, 0]]),
+        np.array([[25, 0]]),
+        demand,
+        work,
+        np.array([[2, 1]]),
+        np.ones(1, dtype=np.int64),
+    )
+    stages = (Stage(tile, (expert,) * 3), Stage(None, (tile,), True))
+    schedule = Schedule((StageChoice(True, (), (0,)), StageChoice(False, (0,), ())), 2, 0, 1)
+    got = run_executor(Case(Problem(stages, scenarios, 1 << 40, 1 << 20), schedule))
+    assert [(e.kind, e.item, e.start_ns, e.end_ns) for e in got.compute] == [
+        ("embed", -1, 0, 5),
+        ("attention", -1, 5, 30),
+        ("expert", 0, 30, 40),
+        ("wait_expert", 2, 40, 50),
+        ("expert", 2, 50, 57),
+        ("wait_expert", 1, 57, 70),
+        ("expert", 1, 70, 71),
+        ("combine", -1, 71, 73),
+        ("head", 0, 73, 80),
+        ("sample", -1, 80, 81),
+    ]
+    assert [(e.kind, e.item, e.start_ns, e.end_ns) for e in got.copies] == [
+        ("copy_prefetch", 0, 0, 20),
+        ("copy_demand", 2, 30, 50),
+        ("copy_demand", 1, 50, 70),
+    ]
+
+
+def test_standstill_is_an_error() -> None:
+    """Without a slot for dense parts nothing can ever be copied."""
+    unit = ProblemUnit(CHUNK_BYTES, 0, 1, 0, 10, CHUNK_BYTES)
+    scenarios = Scenarios(
+        *(np.array([[1, 0]]),) * 2,
+        np.array([[[0], [1]]], dtype=np.int32),
+        np.array([[[0], [1]]]),
+        np.array([[1, 1]]),
+        np.ones(1, dtype=np.int64),
+    )
+    stages = (Stage(unit, ()), Stage(None, (unit,), True))
+    schedule = Schedule((StageChoice(), StageChoice(False, (0,), ())), 0, 0, 0)
+    with pytest.raises(RunError, match="can never be copied"):
+        run_executor(Case(Problem(stages, scenarios, 1 << 40, 1 << 20), schedule))
