@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from planner.documents import Channel, Curve, LayerPolicy, Policy, Workload
+from planner.documents import Channel, Curve, Figure, LayerPolicy, Policy, Workload
 from planner.memory import (
     EXPERT_TILE_ROWS,
     account_device,
@@ -224,7 +224,7 @@ class Encoding:
         for batch, first in enumerate(range(0, shape.sequences, self.batch_size)):
             size = min(self.batch_size, shape.sequences - first)
             rows = size * (shape.context if shape.phase == "prefill" else 1)
-            duration = math.ceil(surface(size, shape.context) * factor)
+            duration = math.ceil(surface(size, shape.context) * self._slowed("attention", factor))
             steps.append(("attention", batch, rows, duration))
         wanted = [("router", spec.experts), ("shared_expert", spec.shared_expert_bytes)]
         for kind, present in (*wanted, ("dense_mlp", spec.mlp_bytes)):
@@ -235,12 +235,22 @@ class Encoding:
     def _time(self, kind: str, rows: int, factor: float) -> int:
         curve: Curve = self.profile.costs.curves[kind]  # type: ignore[index]
         if kind in ("dense_mlp", "shared_expert"):
-            return math.ceil(_tiled(curve, rows) * factor)
-        return math.ceil(curve(rows) * factor)
+            return math.ceil(_tiled(curve, rows) * self._slowed(kind, factor))
+        return math.ceil(curve(rows) * self._slowed(kind, factor))
+
+    def _slowed(self, kind: str, factor: float) -> float:
+        """The factor of one kind, where ``factor`` is that of computation in general."""
+        costs = self.profile.costs
+        general = costs.compute_slowdown.value - 1.0
+        own: Figure | None = costs.slowdown_by_kind.get(kind)  # type: ignore[call-overload]
+        if own is None or general <= 0:
+            return factor
+        return 1.0 + (factor - 1.0) / general * (own.value - 1.0)
 
     def _expert_times(self, rows: npt.NDArray[np.int32], factor: float) -> npt.NDArray[np.int64]:
         curve = self.profile.costs.curves["expert"]
         different, places = np.unique(rows, return_inverse=True)
+        factor = self._slowed("expert", factor)
         times = [math.ceil(_tiled(curve, int(count)) * factor) for count in different]
         table: npt.NDArray[np.int64] = np.array(times, dtype=np.int64)[places]
         return table.reshape(rows.shape)

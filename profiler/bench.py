@@ -126,14 +126,12 @@ class Bench:
         self._log = RoutingLog(self.model)
         self._members = range(0)
         self._replace_router()
-        self._start(streams=False)
+        self._start(())
 
-    def _start(self, *, streams: bool) -> None:
+    def _start(self, chain: tuple[tuple[Unit, ...], ...]) -> None:
         """A fresh channel and clock: one pass after the other from here."""
-        units = self.device.units
-        # the head is not part of every pass here, so its tiles would block the chain
-        chain = (*units.chain[:-1], ()) if streams else ((),) * len(units.chain)
-        units = dataclasses.replace(units, chain=chain)
+        rest = ((),) * (self.plan.layers + 1 - len(chain))
+        units = dataclasses.replace(self.device.units, chain=(*chain, *rest))
         self._passes = 0
         self._recorder = Recorder(_MANY_PASSES)
         schedule = Schedule(self.plan.policy, units, _MANY_PASSES)
@@ -223,18 +221,17 @@ class Bench:
     def stream(self, *, on: bool) -> None:
         """From now on let the channel copy prefetches in vain, or let it rest."""
         self._transfers.close()
-        self._start(streams=on)
+        # the head is not part of every pass here, so its tiles would block the chain
+        self._start(self.device.units.chain[:-1] if on else ())
 
-    def fill(self, last: Unit) -> list[Event]:
-        """Start the channel afresh and let its chain run until ``last`` is copied.
-
-        Returns the copies, in order; nothing is computed beside them.
-        """
-        self.stream(on=True)
-        self._transfers.wait(last)
+    def fill(self, units: Sequence[Unit]) -> list[Event]:
+        """Copy ``units`` in this order, with nothing computed beside; returns the copies."""
+        self._transfers.close()
+        self._start((tuple(units),))
+        self._transfers.wait(units[-1])
         self._transfers.close()
         events = self._recorder.take()
-        self._start(streams=False)
+        self._start(())
         return events
 
     def close(self) -> None:

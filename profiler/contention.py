@@ -20,6 +20,9 @@ from profiler.curves import figure
 
 __all__ = ["Contention", "Turn", "contend", "slowdowns"]
 
+_LEAST_SHARE = 0.2
+"""Where less of a kind's time lies beside copies, its ratio would be noise blown up."""
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
@@ -29,23 +32,35 @@ class Turn:
     ----------
     compute_ns
         Median time of each operation kind in one pass, summed over the pass.
-    busy_share
-        Share of the passes' time in which the channel copied.
+    beside
+        Share of each kind's time in which the channel copied.
     rate
         Bytes/s of the copies; None at rest.
     """
 
     compute_ns: dict[str, float]
-    busy_share: float
+    beside: dict[str, float]
     rate: float | None
+
+    @property
+    def total_ns(self) -> float:
+        """Computation of one pass."""
+        return sum(self.compute_ns.values())
+
+    @property
+    def beside_share(self) -> float:
+        """Share of all computation in which the channel copied."""
+        shared = sum(time * self.beside[kind] for kind, time in self.compute_ns.items())
+        return shared / max(self.total_ns, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """Ratios of at least 1, over all cells."""
+    """Ratios of at least 1, over all cells, and computation's kind by kind."""
 
     copy_slowdown: Figure
     compute_slowdown: Figure
+    by_kind: dict[str, Figure]
 
 
 def contend(
@@ -62,35 +77,46 @@ def _turn(bench: Bench, cell: Cell, rows: int, passes: int, *, on: bool) -> Turn
     bench.stream(on=on)
     counts, past = cell.counts()
     totals: defaultdict[str, list[int]] = defaultdict(list)
+    compute: list[Event] = []
     copies: list[Event] = []
-    begin, end = 0, 0
     for turn in range(passes + 1):
         events = bench.run(counts, past, rows)
         if turn == 0:
             # the channel fills its slots at first, whatever compute does
             continue
-        compute = [event for event in events if event.channel == "compute"]
-        for kind in {event.kind for event in compute}:
+        computed = [event for event in events if event.channel == "compute"]
+        working = [event for event in computed if not event.kind.startswith("wait_")]
+        for kind in {event.kind for event in working}:
             totals[kind].append(
-                sum(event.end_ns - event.start_ns for event in compute if event.kind == kind)
+                sum(event.end_ns - event.start_ns for event in working if event.kind == kind)
             )
+        compute += working
         copies += [event for event in events if event.channel == "disk"]
-        begin = begin or compute[0].start_ns
-        end = compute[-1].end_ns
-    busy = sum(max(min(event.end_ns, end) - max(event.start_ns, begin), 0) for event in copies)
-    whole = sum(event.end_ns - event.start_ns for event in copies)
-    moved = sum(event.size_bytes for event in copies)
+    busy = sum(event.end_ns - event.start_ns for event in copies)
     return Turn(
         {kind: float(np.median(values)) for kind, values in totals.items()},
-        busy / max(end - begin, 1),
-        moved * 1e9 / whole if whole else None,
+        _beside(compute, copies),
+        sum(event.size_bytes for event in copies) * 1e9 / busy if busy else None,
     )
+
+
+def _beside(compute: Sequence[Event], copies: Sequence[Event]) -> dict[str, float]:
+    """Share of each kind's time that lies beside copies; copies do not overlap each other."""
+    starts = np.array(sorted(event.start_ns for event in copies), dtype=np.int64)
+    ends = np.array(sorted(event.end_ns for event in copies), dtype=np.int64)
+    whole: defaultdict[str, int] = defaultdict(int)
+    shared: defaultdict[str, int] = defaultdict(int)
+    for event in compute:
+        whole[event.kind] += event.end_ns - event.start_ns
+        overlap = np.minimum(ends, event.end_ns) - np.maximum(starts, event.start_ns)
+        shared[event.kind] += int(np.maximum(overlap, 0).sum())
+    return {kind: shared[kind] / max(whole[kind], 1) for kind in whole}
 
 
 def slowdowns(
     pairs: Sequence[tuple[Turn, Turn]], alone_rate: float, source: Source = "measured"
 ) -> Contention:
-    """Both ratios as they would be with the other channel busy all the time.
+    """All ratios as they would be with the other channel busy all the time.
 
     Parameters
     ----------
@@ -102,15 +128,24 @@ def slowdowns(
         What the figures are tagged with.
     """
     copy, compute = [], []
+    kinds: defaultdict[str, list[float]] = defaultdict(list)
     for rest, busy in pairs:
         if busy.rate:
             copy.append(max(alone_rate / busy.rate, 1.0))
-        kinds = [kind for kind in rest.compute_ns if not kind.startswith("wait_")]
-        before = sum(rest.compute_ns[kind] for kind in kinds)
-        after = sum(busy.compute_ns.get(kind, 0.0) for kind in kinds)
-        if before and busy.busy_share > 0.05:
-            compute.append(max(1 + (after / before - 1) / min(busy.busy_share, 1.0), 1.0))
+        if rest.total_ns and busy.beside_share > _LEAST_SHARE:
+            compute.append(_alone_ratio(rest.total_ns, busy.total_ns, busy.beside_share))
+        for kind, before in rest.compute_ns.items():
+            share = busy.beside.get(kind, 0.0)
+            if before and share > _LEAST_SHARE:
+                kinds[kind].append(_alone_ratio(before, busy.compute_ns[kind], share))
     none = Figure(1.0, source, None, 0)
     return Contention(
-        figure(copy, source) if copy else none, figure(compute, source) if compute else none
+        figure(copy, source) if copy else none,
+        figure(compute, source) if compute else none,
+        {kind: figure(ratios, source) for kind, ratios in kinds.items()},
     )
+
+
+def _alone_ratio(before: float, after: float, share: float) -> float:
+    """How much longer it would take beside a channel that never rests; at least 1."""
+    return max(1.0 + (after / before - 1.0) / share, 1.0)

@@ -90,6 +90,16 @@ class Layout:
                 high = middle - 1
         return best
 
+    def widest(self, workload: Workload) -> BenchPlan | None:
+        """The bench of the most layers, without resident experts; None where none fits."""
+        best = None
+        for layers in range(self._least_layers, len(self.model.layers) + 1):
+            bench = self.bench(workload, layers, 0)
+            if not self.fits(bench):
+                break
+            best = bench
+        return best
+
     @property
     def _least_layers(self) -> int:
         """As many of the first layers as show every kind of layer that the model has."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 
 import numpy as np
 
@@ -38,20 +39,27 @@ class LinkFit:
     held_out_error: float
 
 
-def copies_alone(bench: Bench) -> list[CopySample]:
-    """Let the channel fill every slot that the chain may take, with nothing computed beside.
+def copies_alone(bench: Bench, order: Random) -> list[CopySample]:
+    """Let the channel fill every slot with experts, with nothing computed beside.
 
     Copies are recorded without gaps, so what the channel does between two of them counts as well.
+
+    Parameters
+    ----------
+    bench
+        With slots and no resident experts.
+    order
+        Chooses the experts: a run copies now these and now those, and neither the drive nor what
+        lies behind it shall know them from the time before.
     """
     policy, units = bench.plan.policy, bench.device.units
-    chained = [unit for stage in units.chain for unit in stage if unit.kind == "expert"]
-    last = chained[min(policy.slots - policy.reserve, len(chained)) - 1]
+    experts = sorted(unit for unit in units.sizes if unit.kind == "expert")
+    chosen = order.sample(experts, min(policy.slots - policy.reserve, len(experts)))
     samples = []
-    for event in bench.fill(last):
+    for event in bench.fill(chosen):
         size = units.sizes[Unit(event.layer, "expert", event.item)]
-        if event.size_bytes == size:
-            chunks = -(-size // policy.chunk_bytes)
-            samples.append(CopySample(chunks, size, event.end_ns - event.start_ns))
+        chunks = -(-size // policy.chunk_bytes)
+        samples.append(CopySample(chunks, size, event.end_ns - event.start_ns))
     return samples
 
 

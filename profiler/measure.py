@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from random import Random
+from typing import get_args
 
 from executor.device import DTYPES
 from executor.source import WeightSource
@@ -11,7 +13,6 @@ from planner.documents import (
     Channel,
     CostProfile,
     Curve,
-    Figure,
     Hardware,
     ModelSpec,
     Workload,
@@ -90,6 +91,7 @@ class Measurement:
     copies: list[CopySample] = field(default_factory=list)
     pairs: list[tuple[Turn, Turn]] = field(default_factory=list)
     reference: Reference = field(default_factory=Reference)
+    order: Random = field(default_factory=lambda: Random(0))
 
     @property
     def model(self) -> ModelSpec:
@@ -138,7 +140,7 @@ class Measurement:
         workload = Workload(1, 1, 8)
         for slots in _SLOTS:
             layout = Layout(self.model, self.memory_bytes, slots, 0, stream=True, chunk_bytes=chunk)
-            plan = layout.plan(workload)
+            plan = layout.widest(workload)
             if plan is None:
                 continue
             expert = self.model.layers[plan.moe_layer].expert_bytes
@@ -147,9 +149,9 @@ class Measurement:
             def task(plan: BenchPlan = plan) -> None:
                 with self._bench(plan) as bench:
                     # first touches of the slots' pages, which a run has behind it
-                    copies_alone(bench)
+                    copies_alone(bench, self.order)
                     for _ in range(self.effort.fills):
-                        self.copies += copies_alone(bench)
+                        self.copies += copies_alone(bench, self.order)
                         self.reference.take()
 
             return [Task(f"copies in pieces of {chunk >> 10} KiB", estimate, task)]
@@ -213,7 +215,6 @@ class Measurement:
             kind: fit_curve(self.samples.rows(kind)) for kind in kinds if self.samples.rows(kind)
         }
         ratios = slowdowns(self.pairs, self._alone_rate(), self._tag)
-        reference = figure(self.reference.samples)
         return CostProfile(
             model_hash=document_hash(self.model),
             hardware_hash=document_hash(hardware),
@@ -223,7 +224,12 @@ class Measurement:
             attention_prefill=fit_surface(self.samples.prefill),
             copy_slowdown=ratios.copy_slowdown,
             compute_slowdown=ratios.compute_slowdown,
-            reference_ns=Figure(reference.value, "measured", reference.spread, reference.samples),
+            reference_ns=figure(self.reference.samples),
+            slowdown_by_kind={
+                kind: ratios.by_kind[kind]
+                for kind in get_args(OperationKind)
+                if kind in ratios.by_kind
+            },
         )
 
     def _alone_rate(self) -> float:

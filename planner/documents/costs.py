@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
 
@@ -201,6 +201,9 @@ class CostProfile(Document):
         One layer's norms, attention and residual for one batch.
     copy_slowdown, compute_slowdown
         Measured ratios >= 1: a copy while compute runs, compute while a copy runs.
+    slowdown_by_kind
+        ``compute_slowdown`` of single operation kinds, where it was measured; the others share
+        the common one. (What reads from the disk suffers most, what fits the caches least.)
     reference_ns
         A fixed operation repeated through the profile; its spread tells the machine's drift.
     """
@@ -216,6 +219,7 @@ class CostProfile(Document):
     copy_slowdown: Figure
     compute_slowdown: Figure
     reference_ns: Figure
+    slowdown_by_kind: dict[OperationKind, Figure] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         missing = sorted(_ALWAYS_NEEDED - set(self.curves))
@@ -224,6 +228,9 @@ class CostProfile(Document):
         for name in ("copy_slowdown", "compute_slowdown"):
             if getattr(self, name).value < 1:
                 raise ValueError(f"{name} is below 1")
+        for kind, slowdown in self.slowdown_by_kind.items():
+            if slowdown.value < 1:
+                raise ValueError(f"slowdown_by_kind: {kind} is below 1")
 
 
 _ALWAYS_NEEDED: frozenset[OperationKind] = frozenset(

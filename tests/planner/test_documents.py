@@ -88,7 +88,8 @@ def _examples() -> dict[str, Document]:
     )  # fmt: skip
     costs_of = dict.fromkeys(ALL_KINDS, curve)
     body["costs"] = DOCUMENTS["costs"](
-        zero, zero, "float32", costs_of, surface, surface, figure, figure, figure
+        zero, zero, "float32", costs_of, surface, surface, figure, figure, figure,
+        {"embed": figure},
     )  # type: ignore[call-arg]  # fmt: skip
     totals = {
         "wall_ns": 9, "prefill_ns": 4, "decode_ns": 5, "bytes_read": 7,
@@ -198,7 +199,9 @@ def test_a_missing_key_is_named(kind: str) -> None:
     cls = DOCUMENTS[kind]
     value = to_json(example(kind))
     optional = {
-        field.name for field in dataclasses.fields(cls) if field.default is not dataclasses.MISSING
+        field.name
+        for field in dataclasses.fields(cls)
+        if (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
     }
     for field in dataclasses.fields(cls):
         if field.name not in optional:
@@ -301,6 +304,7 @@ def test_the_hash_does_not_depend_on_layout_or_on_the_spelling_of_a_number() -> 
         ("costs", ("curves",), {}, "no curve for combine, embed, expert, head, router, sample"),
         ("costs", ("copy_slowdown", "value"), 0.5, "copy_slowdown is below 1"),
         ("costs", ("reference_ns", "spread"), -1.0, "spread is negative"),
+        ("costs", ("slowdown_by_kind", "embed", "value"), 0.5, "embed is below 1"),
         ("trace", ("timeline", "rows"), [], "columns differ in length"),
         ("trace", ("timeline", "end_ns"), [4], "ends before it starts"),
         ("plan", ("predicted", "tokens_per_second", "low"), 2.5, "between low and high"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -106,9 +107,9 @@ def test_the_channel_copies_only_when_it_shall(checkpoint: Callable[[str], Path]
         with Bench(source, plan, LARGE, Tokens([1, 2, 3])) as bench:
             assert all(e.channel == "compute" for e in bench.run([1] * 4, [3] * 4, rows=2))
             rest, busy = contend(bench, Cell(4, None, 8), 2, passes=3, turns=1)[0]
-        assert rest.busy_share == 0
+        assert rest.beside_share == 0
         assert rest.rate is None
-        assert busy.busy_share > 0
+        assert 0 < busy.beside_share <= 1
         assert busy.rate is not None
         assert set(rest.compute_ns) >= {"attention", "router", "expert", "combine"}
 
@@ -116,10 +117,12 @@ def test_the_channel_copies_only_when_it_shall(checkpoint: Callable[[str], Path]
 def test_copies_alone_are_of_whole_units(checkpoint: Callable[[str], Path]) -> None:
     with open_weights(checkpoint("mixtral")) as source:
         layout = Layout(source.model, LARGE, slots=5, reserve=0, stream=True, chunk_bytes=16 << 10)
-        plan = layout.plan(Workload(1, 1, 8))
+        plan = layout.widest(Workload(1, 1, 8))
         assert plan is not None
+        assert plan.layers == 3
+        assert not any(layer.resident for layer in plan.policy.layers)
         with Bench(source, plan, LARGE, Tokens([1])) as bench:
-            samples = copies_alone(bench)
+            samples = copies_alone(bench, Random(0))
         # an expert is 3 x 64 x 48 x 4 bytes = 36,864: three pieces of 16 KiB
         assert [(one.chunks, one.size_bytes) for one in samples] == [(3, 36_864)] * 5
         assert all(one.duration_ns > 0 for one in samples)
@@ -146,15 +149,20 @@ def test_one_shape_of_copy_gives_bandwidth_alone() -> None:
 
 
 def test_slowdowns_by_hand() -> None:
-    rest = Turn({"expert": 100.0, "attention": 100.0}, 0.0, None)
-    # 200 become 240 with the channel busy half of the time: 1.4 with it busy all the time
-    busy = Turn({"expert": 140.0, "attention": 100.0, "wait_expert": 50.0}, 0.5, 8e8)
+    rest = Turn({"expert": 100.0, "attention": 100.0}, {"expert": 0.0, "attention": 0.0}, None)
+    # experts become 140 with the channel busy in half of their time: 1.8 with it busy in all of
+    # it. Together 200 become 240, of which 70 + 60 = 130 lie beside copies: 1 + 0.2 / (130 / 240)
+    busy = Turn({"expert": 140.0, "attention": 100.0}, {"expert": 0.5, "attention": 0.6}, 8e8)
     found = slowdowns([(rest, busy)], alone_rate=1e9)
-    assert found.compute_slowdown.value == pytest.approx(1.4)
+    assert found.compute_slowdown.value == pytest.approx(1 + 0.2 * 240 / 130)
     assert found.copy_slowdown.value == pytest.approx(1.25)
+    assert found.by_kind["expert"].value == pytest.approx(1.8)
+    assert found.by_kind["attention"].value == 1
     # faster beside than alone is the machine's noise, not a gain
-    quick = Turn({"expert": 90.0, "attention": 90.0}, 1.0, 2e9)
+    quick = Turn({"expert": 90.0, "attention": 90.0}, {"expert": 1.0, "attention": 0.1}, 2e9)
     found = slowdowns([(rest, quick)], alone_rate=1e9)
     assert (found.compute_slowdown.value, found.copy_slowdown.value) == (1.0, 1.0)
+    # a tenth beside copies says nothing about attention
+    assert set(found.by_kind) == {"expert"}
     # nothing measured: no slowdown is known, and the figure says that it has no samples
     assert slowdowns([], 1e9).compute_slowdown.samples == 0
