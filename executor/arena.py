@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 
 import torch
@@ -11,6 +12,7 @@ from planner.memory import aligned
 __all__ = ["Arena"]
 
 _HUGE_PAGE_BYTES = 2 << 20
+_MADV_POPULATE_WRITE = 23
 
 
 class Arena:
@@ -28,6 +30,9 @@ class Arena:
         # huge pages save page faults and table walks; below one huge page the advice does nothing
         if self._size_bytes >= _HUGE_PAGE_BYTES:
             self._map.madvise(mmap.MADV_HUGEPAGE)
+        # pages get their memory now, not in the first pass; kernels before 5.14 cannot do it
+        with contextlib.suppress(OSError):
+            self._map.madvise(_MADV_POPULATE_WRITE)
         self._next = 0
         self._buffer = memoryview(self._map)
 

@@ -18,6 +18,7 @@ from executor.generation import Generation
 from executor.source import WeightSource, open_weights
 from executor.tokenizer import Tokenizer, end_tokens, load_tokenizer
 from executor.units import check_policy
+from executor.warmup import warm_up
 from planner.documents import Plan, Trace, document_hash
 from planner.routing import TraceArrays
 from solvers.errors import CheckpointError, OptionError
@@ -73,6 +74,7 @@ class Engine:
                 verify=verify,
                 progress=progress,
             )
+        warm_up(self._device)
         self._end_tokens = end_tokens(source.checkpoint)
         self._tokenizer: Tokenizer | None = None
         self._run: Generation | None = None

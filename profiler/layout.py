@@ -112,7 +112,7 @@ class Layout:
         return most // 2 if self.stream else most
 
     def roomy(self, bench: BenchPlan) -> bool:
-        """Whether weights have two fifths of the budget, or lie there whole.
+        """Whether weights have two fifths of the budget, or two fifths of them lie there.
 
         With less, the same few weights would be used over and over and stay in the processor's
         caches, as they do not in a run.
@@ -121,9 +121,8 @@ class Layout:
         held = sum(
             spec.dense_bytes + len(chosen.resident) * spec.expert_bytes for spec, chosen in layers
         )
-        part = self.stream or len(layers) < len(self.model.layers)
-        whole = not part and all(len(c.resident) == spec.experts for spec, c in layers)
-        return whole or held * 5 >= self.memory_bytes * 2
+        whole = sum(layer.total_bytes for layer in self.model.layers)
+        return held * 5 >= min(self.memory_bytes, whole) * 2
 
     def fits(self, bench: BenchPlan) -> bool:
         """Whether the budget holds a bench."""

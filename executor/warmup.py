@@ -1,0 +1,82 @@
+"""Warming up: what a first pass would pay once is paid before time counts.
+
+Libraries choose kernels and generate code at a shape's first use, threads start, pages get their
+memory. None of it belongs to a plan, so an engine has it behind it when a run begins.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from executor.device import Device
+from executor.operations import tile_of
+from executor.units import Unit
+from planner.memory import ATTENTION_TILE_ROWS, EXPERT_TILE_ROWS
+
+__all__ = ["warm_up"]
+
+
+def warm_up(device: Device) -> None:
+    """Compute one layer of each kind once, in prefill and in decode, on few tokens.
+
+    Nothing is read from the disk: a layer that streams is computed from whatever its slot holds.
+    No output depends on it, since a group begins with an empty past.
+    """
+    state, operations = device.state, device.operations
+    sequences = min(state.batch_size, state.capacity)
+    prompt = min(state.prompt_tokens, state.context - 1)
+    if prompt < 1:
+        return
+    few = max(min(sequences, ATTENTION_TILE_ROWS // prompt), 1)
+    with torch.inference_mode():
+        for counts, past in (([prompt] * few, [0] * few), ([1] * sequences, [prompt] * sequences)):
+            operations.begin(counts, past)
+            state.hidden.zero_()
+            for layer in _kinds(device):
+                _layer(device, layer)
+            _head(device)
+        _experts(device, min(state.capacity * prompt, EXPERT_TILE_ROWS))
+
+
+def _kinds(device: Device) -> list[int]:
+    """One layer with experts, and one without where there is one."""
+    layers = device.source.model.layers
+    first = {layer.experts > 0: layer.index for layer in reversed(layers)}
+    return sorted(first.values())
+
+
+def _layer(device: Device, layer: int) -> None:
+    operations = device.operations
+    dense = Unit(layer, "dense", -1)
+    device.bind_dense(dense, None if dense in device.units.resident else 0)
+    operations.attention(layer, 0)
+    if not device.source.model.layers[layer].experts:
+        operations.dense_mlp(layer)
+        return
+    operations.router(layer)
+    operations.combine()
+
+
+def _experts(device: Device, most_rows: int) -> None:
+    """Both products of an expert at every row count that can occur."""
+    layer = next(layer for layer in device.source.model.layers if layer.experts)
+    resident = device.policy.layers[layer.index].resident
+    unit = Unit(layer.index, "expert", resident[0] if resident else 0)
+    weights = device.expert(unit, None if resident else 0)
+    # a run may come with the most rows or with any number below; where all are allowed (float32)
+    # a new one costs nothing
+    width = device.dtype.itemsize
+    counts = (1, most_rows) if width == 4 else (*range(1, 128), 128, 256, 512, most_rows)
+    for rows in sorted({tile_of(count, width)[1] for count in counts if count <= most_rows}):
+        hidden = torch.zeros(rows, weights.gate_up.shape[1], dtype=device.dtype)
+        both = functional.linear(hidden, weights.gate_up)
+        functional.linear(both[:, : weights.down.shape[1]], weights.down)
+
+
+def _head(device: Device) -> None:
+    tile = Unit(len(device.source.model.layers), "head", 0)
+    device.operations.head_begin()
+    slot = None if tile in device.units.resident else 0
+    device.operations.head_tile(0, device.head_tile(tile, slot))
+    device.operations.sample()
