@@ -16,7 +16,7 @@ from planner.routing import TraceArrays, write_trace
 from profiler.bench import Tokens
 from profiler.measure import Effort, Measurement
 from profiler.prompts import bundled_prompts
-from profiler.record import Recording, record_routing
+from profiler.record import Recording, longest_prompt, record_routing
 from profiler.tasks import Progress, Task, run_tasks
 from solvers.errors import CheckpointError, OptionError, UnsupportedError
 
@@ -62,7 +62,7 @@ def profile_checkpoint(
         A store packed from the checkpoint: what is read from it is measured.
     prompts
         Texts or token ids to record routing on; bundled ones if not given (for a synthetic
-        checkpoint its own ``prompts.jsonl``, or random tokens).
+        checkpoint its own ``prompts.jsonl``, or random tokens), cut to what the budget holds.
     seed
         Of the order in which prompts are run, and of random tokens.
     effort
@@ -104,6 +104,10 @@ def profile_checkpoint(
         recorded: list[Recording] = []
         longest = max(map(len, ids))
         new_tokens = min(_NEW_TOKENS, max(model.max_context - longest, 1))
+        if prompts is None:
+            # nobody asked for these very prompts: their beginnings do as well
+            room = max(longest_prompt(model, new_tokens, memory_bytes), 1)
+            ids = [prompt[:room] for prompt in ids]
 
         def record() -> None:
             recorded.append(record_routing(source, ids, memory_bytes, new_tokens=new_tokens))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from planner.memory import account_device, default_head_tiling, smallest_budget
 from planner.routing import TraceArrays
 from solvers.errors import BudgetError, OptionError
 
-__all__ = ["Recording", "record_routing", "recording_policy"]
+__all__ = ["Recording", "longest_prompt", "record_routing", "recording_policy"]
 
 _NEW_TOKENS = 16
 _SLOTS = 6
@@ -55,6 +56,17 @@ def recording_policy(
         if group == 1:
             return None
         group = -(-group // 2)
+
+
+def longest_prompt(model: ModelSpec, new_tokens: int, memory_bytes: int) -> int:
+    """Most prompt tokens of one sequence that run under ``memory_bytes``; 0 if not one does."""
+    width = DTYPES[model.dtype].itemsize
+
+    def too_large(tokens: int) -> bool:
+        return smallest_budget(model, Workload(1, tokens, new_tokens), width) > memory_bytes
+
+    # memory grows with the prompt, so the first length that is too large ends the search
+    return bisect_left(range(1, model.max_context - new_tokens + 1), True, key=too_large)
 
 
 def _with_residents(

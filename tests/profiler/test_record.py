@@ -1,0 +1,56 @@
+"""Prompts that nobody asked for are cut to what the budget holds; given ones are not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner.documents import Workload
+from planner.memory import smallest_budget
+from planner.model_spec import read_model
+from planner.profiles import load_profile
+from profiler import profile_checkpoint
+from profiler.measure import Effort
+from profiler.record import longest_prompt
+from solvers.errors import BudgetError
+
+NEW_TOKENS = 16
+QUICK = Effort(cell_ns=1, rounds=1, fills=1, turns=1, passes=1)
+
+
+def test_the_longest_prompt_fits_and_one_token_more_does_not(
+    checkpoint: Callable[[str], Path],
+) -> None:
+    model = read_model(checkpoint("mixtral"))
+    smallest, largest = (smallest_budget(model, Workload(1, n, NEW_TOKENS), 4) for n in (1, 60))
+    for memory in (smallest, (smallest + largest) // 2, largest):
+        tokens = longest_prompt(model, NEW_TOKENS, memory)
+        assert smallest_budget(model, Workload(1, tokens, NEW_TOKENS), 4) <= memory
+        assert smallest_budget(model, Workload(1, tokens + 1, NEW_TOKENS), 4) > memory
+    assert longest_prompt(model, NEW_TOKENS, smallest - 1) == 0
+    # the context of 96 ends it where memory does not
+    assert longest_prompt(model, NEW_TOKENS, 1 << 40) == 96 - NEW_TOKENS
+
+
+def test_own_prompts_are_cut_to_the_budget(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(checkpoint("mixtral"), folder)
+    lines = [{"token_ids": [index + 1] * 70} for index in range(3)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    model = read_model(folder)
+    memory = smallest_budget(model, Workload(1, 20, NEW_TOKENS), 4)
+    longest = longest_prompt(model, NEW_TOKENS, memory)
+    profile_checkpoint(folder, tmp_path / "p", memory_bytes=memory, effort=QUICK)
+    arrays = load_profile(tmp_path / "p").arrays
+    assert np.bincount(arrays.sequence[arrays.phase == 0]).tolist() == [longest] * 3
+    # prompts that a user names are run as they are, or refused
+    asked = [line["token_ids"] for line in lines]
+    with pytest.raises(BudgetError, match="a prompt of 70 tokens"):
+        profile_checkpoint(folder, tmp_path / "q", memory_bytes=memory, prompts=asked)
