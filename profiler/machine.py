@@ -76,9 +76,10 @@ class Reference:
         self.samples: list[int] = []
 
     def take(self, times: int = 3) -> None:
-        """Add samples: each of a few products in a row."""
-        for _ in range(times):
+        """Add samples: each of a few products in a row, after one that wakes the threads."""
+        for turn in range(times + 1):
             begin = time.perf_counter_ns()
             for _ in range(8):
                 torch.mm(self._left, self._right, out=self._out)
-            self.samples.append(time.perf_counter_ns() - begin)
+            if turn:
+                self.samples.append(time.perf_counter_ns() - begin)
