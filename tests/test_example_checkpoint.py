@@ -95,7 +95,7 @@ def scored(
 
 def test_all_files_are_there_and_small() -> None:
     sizes = {path.name: path.stat().st_size for path in FOLDER.iterdir() if path.is_file()}
-    assert set(sizes) == COMMITTED
+    assert set(sizes) >= COMMITTED
     assert sum(sizes.values()) < 25 * 10**6
 
 
