@@ -51,7 +51,7 @@ _SOLVED = 3
 """How many n and b are solved in full."""
 _TRIED = 6
 """How many n and b, the most promising, each baseline is given."""
-_WORK_PER_SECOND = 0.1
+_WORK_PER_SECOND = 0.05
 """CP-SAT's deterministic work for each second of the time limit and each n and b solved: little
 enough that the clock is no limit on a machine that is not overloaded."""
 
