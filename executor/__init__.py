@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from executor.pack import StoreSummary, pack, verify_store
+from executor.packing import StoreSummary, pack, verify_store
 from executor.source import WeightSource, open_weights
 
 if TYPE_CHECKING:

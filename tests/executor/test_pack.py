@@ -1,0 +1,207 @@
+"""Packing: what a store holds, what a crash leaves behind, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from executor import open_weights, pack, verify_store
+from executor.store import StoreIndex
+from executor.units import Unit
+from planner.documents import load_document
+from solvers.errors import CheckpointError, RunError, StaleError
+
+CRASHING = """
+import os, signal, sys
+from pathlib import Path
+from executor import packing
+
+packing._BATCH_BYTES = 40_000
+left = int(sys.argv[3])
+fsync = os.fsync
+
+def fsync_or_die(descriptor):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    fsync(descriptor)
+
+os.fsync = fsync_or_die
+print(packing.pack(Path(sys.argv[1]), Path(sys.argv[2])).reused_units)
+"""
+
+
+def crash(checkpoint: Path, store: Path, syncs: int) -> subprocess.CompletedProcess[str]:
+    """Pack in a process that kills itself at its n-th fsync."""
+    command = [sys.executable, "-c", CRASHING, str(checkpoint), str(store), str(syncs)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(checkpoint_of: Callable[..., Path]) -> Path:
+    return checkpoint_of("qwen3_moe")
+
+
+@pytest.fixture(scope="module")
+def packed(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("packed") / "store"
+    pack(checkpoint, store)
+    return store
+
+
+def test_store_holds_the_checkpoint(checkpoint: Path, packed: Path) -> None:
+    index = load_document(StoreIndex, packed / "store.json")
+    data = (packed / index.data_file).read_bytes()
+    assert len(data) == index.data_bytes
+    assert all(unit.offset_bytes % 4096 == 0 for unit in index.units)
+    units = {unit.name: unit for unit in index.units}
+    with safe_open(checkpoint / "model.safetensors", "np") as file:
+        # expert 5 of layer 3: gate, up, down one after another, and nothing else
+        names = [
+            f"model.layers.3.mlp.experts.5.{part}_proj.weight" for part in ("gate", "up", "down")
+        ]
+        want = b"".join(file.get_tensor(name).tobytes() for name in names)
+        unit = units["expert.3.5"]
+        assert data[unit.offset_bytes : unit.offset_bytes + unit.size_bytes] == want
+        for tensor in units["dense.1"].tensors:
+            start = units["dense.1"].offset_bytes + tensor.offset_bytes
+            value = file.get_tensor(f"model.layers.1.{tensor.role}")
+            assert data[start : start + tensor.size_bytes] == value.tobytes()
+            assert tensor.offset_bytes % 64 == 0
+    assert verify_store(checkpoint, packed).fingerprint == index.fingerprint
+    assert not (packed / "pack.journal").exists()
+
+
+def test_both_sources_bring_the_same_bytes(checkpoint: Path, packed: Path) -> None:
+    from executor.direct import Pacer, ReadBuffer
+
+    with open_weights(checkpoint) as one, open_weights(checkpoint, packed) as two:
+        assert one.fingerprint == two.fingerprint
+        assert one.store_fingerprint is None
+        for unit in (Unit(0, "dense", -1), Unit(1, "dense", -1), Unit(3, "expert", 7)):
+            got = []
+            for source in (one, two):
+                reader = source.reader(ReadBuffer(16384), Pacer(None))
+                size = source.size_bytes(unit)
+                memory = memoryview(mmap.mmap(-1, -(-size // 4096) * 4096))
+                for start in range(0, size, 8192):
+                    part = min(8192, size - start)
+                    reader.read(source.pieces(unit), memory, start, part)
+                # what lies between the tensors is not looked at
+                got.append(
+                    [
+                        bytes(memory[place.offset_bytes : place.offset_bytes + place.size_bytes])
+                        for place in source.places(unit)
+                    ]
+                )
+            assert got[0] == got[1]
+
+
+@pytest.mark.parametrize("syncs", [1, 2, 3, 5, 8])
+def test_killed_pack_goes_on(checkpoint: Path, packed: Path, tmp_path: Path, syncs: int) -> None:
+    store = tmp_path / "store"
+    done = crash(checkpoint, store, syncs)
+    assert done.returncode == -signal.SIGKILL
+    assert not (store / "store.json").exists()
+    with pytest.raises(CheckpointError, match="run 'moeplan pack'"):
+        open_weights(checkpoint, store)
+    calls: list[tuple[int, int]] = []
+    summary = pack(checkpoint, store, lambda now, whole: calls.append((now, whole)))
+    # the journal's header takes one fsync, each batch two: its data, then the journal's new lines,
+    # which a killed process (unlike a power cut) leaves in the file
+    assert (summary.reused_units > 0) == (syncs >= 3)
+    assert calls[-1][0] == calls[-1][1] == summary.size_bytes
+    assert digest(store / "weights.bin") == digest(packed / "weights.bin")
+    assert digest(store / "store.json") == digest(packed / "store.json")
+    assert {path.name for path in store.iterdir()} == {"weights.bin", "store.json"}
+
+
+def test_journal_cut_short(checkpoint: Path, packed: Path, tmp_path: Path) -> None:
+    """A crash while the journal is written leaves half a line, which counts for nothing."""
+    store = tmp_path / "store"
+    crash(checkpoint, store, 6)
+    journal = store / "pack.journal"
+    journal.write_bytes(journal.read_bytes()[:-7])
+    summary = pack(checkpoint, store)
+    assert summary.reused_units > 0
+    assert digest(store / "weights.bin") == digest(packed / "weights.bin")
+
+
+def test_pack_again_changes_nothing(checkpoint: Path, packed: Path) -> None:
+    before = (packed / "store.json").stat().st_mtime_ns
+    summary = pack(checkpoint, packed)
+    assert summary.reused_units == summary.units
+    assert (packed / "store.json").stat().st_mtime_ns == before
+
+
+def test_refuses_foreign_folders(
+    checkpoint: Path, packed: Path, checkpoint_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    other = checkpoint_of("olmoe")
+    with pytest.raises(StaleError, match="another checkpoint") as caught:
+        pack(other, packed)
+    assert caught.value.document == "store"
+    half = tmp_path / "half"
+    crash(checkpoint, half, 5)
+    with pytest.raises(StaleError, match="another checkpoint"):
+        pack(other, half)
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "letter.txt").write_text("keep me")
+    with pytest.raises(CheckpointError, match="other files"):
+        pack(checkpoint, full)
+    assert (full / "letter.txt").read_text() == "keep me"
+    with pytest.raises(CheckpointError, match="no such folder"):
+        pack(tmp_path / "nothing", tmp_path / "store")
+
+
+def test_two_packs_at_once(checkpoint: Path, tmp_path: Path) -> None:
+    import fcntl
+
+    store = tmp_path / "store"
+    crash(checkpoint, store, 5)
+    with open(store / "pack.journal", "a+b") as journal:
+        fcntl.flock(journal, fcntl.LOCK_EX)
+        with pytest.raises(RunError, match="another 'pack'"):
+            pack(checkpoint, store)
+
+
+def test_damaged_stores(checkpoint: Path, packed: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    pack(checkpoint, store)
+    index = load_document(StoreIndex, store / "store.json")
+    unit = next(unit for unit in index.units if unit.name == "expert.3.5")
+    with open(store / "weights.bin", "r+b") as file:
+        file.seek(unit.offset_bytes + 100)
+        byte = file.read(1)[0]
+        file.seek(unit.offset_bytes + 100)
+        file.write(bytes([byte ^ 1]))
+    with pytest.raises(CheckpointError, match=r"expert\.3\.5 does not match its checksum"):
+        verify_store(checkpoint, store)
+    with open(store / "weights.bin", "r+b") as file:
+        file.truncate(index.data_bytes - 4096)
+    with pytest.raises(CheckpointError, match="bytes, not"):
+        open_weights(checkpoint, store)
+    text = json.loads((packed / "store.json").read_text())
+    text["units"][3]["offset_bytes"] += 4096
+    (store / "store.json").write_text(json.dumps(text))
+    (store / "weights.bin").write_bytes((packed / "weights.bin").read_bytes())
+    with pytest.raises(CheckpointError, match="does not describe"):
+        open_weights(checkpoint, store)
+    (store / "store.json").write_text("{")
+    with pytest.raises(CheckpointError, match="pack the checkpoint again"):
+        open_weights(checkpoint, store)
