@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from solvers.layout import smallest_capacity
 from solvers.outcome import Outcome, Schedule, Stop
+from solvers.polish import polish
 from solvers.problem import Problem
 from solvers.registry import Limits, Progress
 from solvers.relaxation import relax
@@ -79,6 +80,7 @@ def solve_exactly(
         if solved is not None:
             for candidate in model.schedules(solved.values):
                 search.try_schedule(candidate)
+    polish(search)
     tell()
     done = solved is not None and solved.optimal and not search.out_of_time
     stop = Stop.OPTIMAL if done else Stop.TIME_LIMIT
