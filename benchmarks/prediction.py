@@ -65,25 +65,21 @@ def run_prompts(profile: Profile, workload: Workload) -> list[list[int]]:
     tokens where there is no tokenizer.
     """
     folder, count = Path(profile.index.checkpoint), workload.requests
+    longest = workload.prompt_tokens
     own = folder / "prompts.jsonl"
-    if own.exists():
-        lines = own.read_text(encoding="utf-8").splitlines()
-        texts = [json.loads(line)["prompt"] for line in reversed(lines)]
-    else:
-        texts = bundled_prompts(64 + count)[64:]
-    if (folder / "tokenizer.json").exists():
-        tokenizer = load_tokenizer(folder)
-        ids = [tokenizer.encode(text) for text in texts]
-    else:
+    if not (folder / "tokenizer.json").exists():
         generator = random.Random(0)
-        ids = [
-            [generator.randrange(profile.model.vocab_size) for _ in range(workload.prompt_tokens)]
-            for _ in texts
-        ]
-    return [
-        ids[index % len(ids)][: max(workload.prompt_tokens - index % 4, 1)]
-        for index in range(count)
-    ]
+        vocabulary = profile.model.vocab_size
+        ids = [[generator.randrange(vocabulary) for _ in range(longest)] for _ in range(count)]
+    else:
+        tokenizer = load_tokenizer(folder)
+        if own.exists():
+            lines = own.read_text(encoding="utf-8").splitlines()
+            texts = [json.loads(line)["prompt"] for line in reversed(lines)]
+        else:
+            texts = bundled_prompts(64 + count)[64:]
+        ids = [tokenizer.encode(text) for text in texts]
+    return [ids[index % len(ids)][: max(longest - index % 4, 1)] for index in range(count)]
 
 
 def run_cell(

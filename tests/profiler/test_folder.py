@@ -64,7 +64,7 @@ def test_a_profile_is_whole_and_can_be_planned_from(
     assert plan.inputs.costs == document_hash(profile.costs)
 
 
-def test_a_small_budget_and_a_pace(
+def test_the_smallest_budget_is_named_and_works(
     checkpoint: Callable[[str], Path], prompts: list[list[int]], tmp_path: Path
 ) -> None:
     folder = checkpoint("mixtral")
@@ -75,25 +75,39 @@ def test_a_small_budget_and_a_pace(
     assert f"{smallest:,} bytes" in str(caught.value)
     with pytest.raises(BudgetError):
         profile_checkpoint(folder, tmp_path / "p", memory_bytes=smallest - 1, prompts=prompts)
-    # what it names works, here with the disk slowed down and from a store
-    pack(folder, tmp_path / "store")
-    pace = 20_000_000
-    index = profile_checkpoint(
+    profile_checkpoint(
         folder,
         tmp_path / "p",
         memory_bytes=smallest,
         prompts=[prompt[:2] for prompt in prompts],
         effort=QUICK,
+    )
+    assert load_profile(tmp_path / "p").index.memory_bytes == smallest
+
+
+def test_a_store_on_a_paced_disk(
+    checkpoint: Callable[[str], Path], prompts: list[list[int]], tmp_path: Path
+) -> None:
+    folder = checkpoint("mixtral")
+    pack(folder, tmp_path / "store")
+    pace = 20_000_000
+    index = profile_checkpoint(
+        folder,
+        tmp_path / "p",
+        memory_bytes=LARGE,
+        prompts=prompts,
+        effort=QUICK,
         store=tmp_path / "store",
         paced_bytes_per_second=pace,
     )
-    profile = load_profile(tmp_path / "p")
     assert index.store_fingerprint is not None
-    (channel,) = profile.hardware.channels
+    (channel,) = load_profile(tmp_path / "p").hardware.channels
     assert channel.paced_bytes_per_second == pace
-    assert channel.bandwidth_bytes_per_second.source == "paced"
-    # no copy is faster than the pace; an expert is whole blocks, and overhead comes on top
-    assert 0.5 * pace < channel.bandwidth_bytes_per_second.value < 1.1 * pace
+    bandwidth = channel.bandwidth_bytes_per_second
+    assert bandwidth.source == "paced"
+    # an expert of 36,864 bytes takes 1.84 ms at that pace, whatever the disk can do; a machine
+    # with other work to do may be late, and a pacer makes up for 2 ms of that
+    assert 0.3 * pace < bandwidth.value < 1.2 * pace
 
 
 def test_a_profile_replaces_only_a_profile(
