@@ -7,6 +7,7 @@ import mmap
 
 import torch
 
+from executor.ledger import Ledger
 from planner.memory import aligned
 
 __all__ = ["Arena"]
@@ -22,9 +23,12 @@ class Arena:
     ----------
     size_bytes
         Sum of the regions, each rounded up to a page.
+    ledger
+        Each region is loaded there under its purpose.
     """
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int, ledger: Ledger) -> None:
+        self._ledger = ledger
         self._size_bytes = max(aligned(size_bytes), 4096)
         self._map = mmap.mmap(-1, self._size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         # huge pages save page faults and table walks; below one huge page the advice does nothing
@@ -36,8 +40,9 @@ class Arena:
         self._next = 0
         self._buffer = memoryview(self._map)
 
-    def take(self, size_bytes: int) -> int:
+    def take(self, purpose: str, name: str, size_bytes: int) -> int:
         """Cut off a region; returns its offset, a multiple of the page size."""
+        self._ledger.use(purpose, name, aligned(size_bytes))
         offset = self._next
         self._next += aligned(size_bytes)
         if self._next > self._size_bytes:

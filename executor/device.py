@@ -34,6 +34,8 @@ DTYPES = {
     "float16": torch.float16,
 }
 
+_PURPOSES = {"dense": "dense", "expert": "experts", "head": "head"}
+
 
 class Device:
     """Memory of the device tier and what lies in it.
@@ -82,15 +84,9 @@ class Device:
         for layer in range(len(model.layers)):
             roles = [place.role for place in source.places(Unit(layer, "dense", -1))]
             self.adapter.check_roles(layer, roles)
-        by = account.by_purpose
-        weights = sum(by[name] for name in ("dense", "dense_slots", "experts", "slots", "head"))
-        self._arena = Arena(
-            weights
-            + GroupState.arena_bytes(model, policy, workload, self.dtype.itemsize)
-            + by["embedding"]
-        )
-        self._slot_bytes = slot_bytes(model, policy.head_tile_rows, self.dtype.itemsize)
-        self._dense_slot_bytes = max(
+        # all but the temporaries of operations lies in one mapping
+        self._arena = Arena(account.peak_bytes - account.by_purpose["workspace"], self.ledger)
+        dense_bytes = max(
             (
                 dense_slot_bytes(model, index)
                 for index, layer in enumerate(policy.layers)
@@ -99,14 +95,18 @@ class Device:
             default=0,
         )
         self._dense_slots = [
-            self._arena.take(self._dense_slot_bytes) for _ in range(policy.dense_slots)
+            self._arena.take("dense_slots", str(slot), dense_bytes)
+            for slot in range(policy.dense_slots)
         ]
-        self._slots = [self._arena.take(self._slot_bytes) for _ in range(policy.slots)]
+        size = slot_bytes(model, policy.head_tile_rows, self.dtype.itemsize)
+        self._slots = [self._arena.take("slots", str(slot), size) for slot in range(policy.slots)]
         self._resident: dict[Unit, int] = {}
         self._views: dict[tuple[Unit, int | None], dict[str, torch.Tensor]] = {}
         self._experts: dict[tuple[Unit, int | None], ExpertWeights] = {}
         self.pacer = Pacer(paced_bytes_per_second)
-        self.reader = source.reader(ReadBuffer(read_buffer_bytes(model, policy)), self.pacer)
+        buffer = ReadBuffer(read_buffer_bytes(model, policy))
+        self.ledger.use("workspace", "read buffer", buffer.size_bytes)
+        self.reader = source.reader(buffer, self.pacer)
         self.units: Units = model_units(model, policy, self._sizes())
         self._load_residents(progress)
         self.embedding = Embedding(self._arena, source, self.pacer, self.dtype)
@@ -128,7 +128,8 @@ class Device:
         done = 0
         for unit in resident:
             size = self.units.sizes[unit]
-            offset = self._resident[unit] = self._arena.take(size)
+            offset = self._arena.take(_PURPOSES[unit.kind], f"{unit.stage}.{unit.item}", size)
+            self._resident[unit] = offset
             memory = self._arena.memory(offset, aligned(size))
             self.reader.read(self._pieces(unit), memory, 0, size)
             if self._verify:
@@ -137,7 +138,7 @@ class Device:
             if progress is not None:
                 progress(done, total)
         size = self.source.model.final_norm_bytes
-        offset = self._arena.take(size)
+        offset = self._arena.take("head", "final norm", size)
         self.reader.read(
             self.source.final_norm(), self._arena.memory(offset, aligned(size)), 0, size
         )

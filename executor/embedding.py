@@ -45,7 +45,7 @@ class Embedding:
         kept = min(model.embedding_bytes, EMBEDDING_CACHE_BYTES) // self._row_bytes
         self.rows = max(min(kept, model.vocab_size), 1)
         size = self.rows * self._row_bytes
-        offset = arena.take(size)
+        offset = arena.take("embedding", "rows", size)
         self._memory = arena.memory(offset, aligned(size))
         self._table = arena.tensor(offset, (self.rows, model.hidden_size), dtype)
         # token -> place and place -> token

@@ -13,7 +13,7 @@ import torch
 
 from executor.arena import Arena
 from planner.documents import ModelSpec, Policy, Workload
-from planner.memory import aligned, context_tokens, group_sequences
+from planner.memory import context_tokens, group_sequences
 
 __all__ = ["GroupState"]
 
@@ -54,6 +54,8 @@ class GroupState:
         rows = self.capacity * workload.prompt_tokens
         self._keys_values = _cut(
             arena,
+            "kv",
+            "keys and values",
             (
                 len(model.layers),
                 2,
@@ -64,25 +66,13 @@ class GroupState:
             ),
             dtype,
         )
-        self._hidden = _cut(arena, (rows, model.hidden_size), dtype)
-        self._normed = _cut(arena, (rows, model.hidden_size), dtype)
-        self._sums = _cut(arena, (rows, model.hidden_size), torch.float32)
+        self._hidden = _cut(arena, "hidden", "residual", (rows, model.hidden_size), dtype)
+        self._normed = _cut(arena, "hidden", "expert input", (rows, model.hidden_size), dtype)
+        self._sums = _cut(arena, "hidden", "sums", (rows, model.hidden_size), torch.float32)
         self.counts: list[int] = []
         self.past: list[int] = []
         self.starts: list[int] = [0]
         self.longest = 0
-
-    @staticmethod
-    def arena_bytes(model: ModelSpec, policy: Policy, workload: Workload, width: int) -> int:
-        """Bytes that the constructor cuts from its arena."""
-        sequences = group_sequences(policy, workload)
-        rows = sequences * workload.prompt_tokens * model.hidden_size
-        kv = 2 * len(model.layers) * sequences * model.kv_heads * model.head_dim
-        return (
-            aligned(kv * context_tokens(workload) * width)
-            + 2 * aligned(rows * width)
-            + aligned(rows * 4)
-        )
 
     def begin(self, counts: list[int], past: list[int]) -> None:
         """Begin a pass: either a prefill (no past) or a decode pass (at most one token each)."""
@@ -201,8 +191,10 @@ class KeyValueWriter:
         return self._keys[:, :, : self._visible], self._values[:, :, : self._visible]
 
 
-def _cut(arena: Arena, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _cut(
+    arena: Arena, purpose: str, name: str, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
     count = 1
     for extent in shape:
         count *= extent
-    return arena.tensor(arena.take(count * dtype.itemsize), shape, dtype)
+    return arena.tensor(arena.take(purpose, name, count * dtype.itemsize), shape, dtype)
