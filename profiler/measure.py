@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -194,6 +195,9 @@ class Measurement:
         return None
 
     def _bench(self, plan: BenchPlan) -> Bench:
+        # a bench and its runtime know each other: without this the arenas of all benches so far
+        # would lie beside the new one until Python thinks of collecting
+        gc.collect()
         return Bench(self.source, plan, self.memory_bytes, self.tokens, self.paced_bytes_per_second)
 
     # --- documents ----------------------------------------------------------------------------
