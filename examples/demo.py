@@ -26,6 +26,7 @@ DEMO = Path("build/demo")
 BULK = DEMO / "bulk"
 BULK_LAYERS = 9
 BULK_REQUESTS, BULK_PROMPT, BULK_NEW = 64, 32, 8
+BULK_RECORDED = 24  # prompts whose routing the profile records
 
 console = Console(highlight=False)
 
@@ -105,13 +106,16 @@ def bulk() -> Row:
     folder.mkdir(parents=True, exist_ok=True)
     if not (BULK / "config.json").exists() or not list(BULK.glob("*.safetensors")):
         moeplan("synth", CONFIG, "--layers", str(BULK_LAYERS), "--out", BULK)
-    prompts = folder / "prompts.jsonl"
+    prompts, recorded = folder / "prompts.jsonl", folder / "recorded.jsonl"
     walks = [json.loads(line)["prompt"] for line in (BULK / "prompts.jsonl").open()]
     # words of this checkpoint's tokenizer are tokens; prompts of unequal length
     cut = [" ".join(walk.split()[: BULK_PROMPT - i % 8]) for i, walk in enumerate(walks)]
-    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in cut[:BULK_REQUESTS]))
+    lines = [json.dumps({"prompt": text}) + "\n" for text in cut]
+    prompts.write_text("".join(lines[:BULK_REQUESTS]))
+    recorded.write_text("".join(lines[-BULK_RECORDED:]))
     load = (BULK_REQUESTS, BULK_PROMPT, BULK_NEW)
-    return job("bulk (random weights)", folder, "400MiB", load, BULK, prompts, "--prompts", prompts)
+    name = "bulk (random weights)"
+    return job(name, folder, "400MiB", load, BULK, prompts, "--prompts", recorded)
 
 
 def main() -> None:
