@@ -1,6 +1,8 @@
 """Predicted against measured throughput over a grid of checkpoints, budgets and requests.
 
-    python benchmarks/prediction.py CHECKPOINT ... --memory 0.45 1.1 --requests 1 8 64
+    python -m benchmarks.prediction CHECKPOINT ... --memory 0.45 1.1 --requests 1 8 64
+
+(As a module: the script's own folder has a file of the name of a package.)
 
 Each checkpoint is packed and profiled once, before all of its runs. Each cell is planned and then
 run several times, each time with a fresh engine; the median counts, no cell is left out. Budgets
