@@ -28,7 +28,7 @@ BULK_LAYERS = 9
 BULK_REQUESTS, BULK_PROMPT, BULK_NEW = 64, 32, 8
 BULK_RECORDED = 24  # prompts whose routing the profile records
 
-console = Console(highlight=False)
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Row:
 def moeplan(*arguments: str | Path) -> dict[str, Any]:
     """Run one command and give back its JSON document; stop the demo where it fails."""
     words = [str(argument) for argument in arguments]
-    console.print(f"$ moeplan {shlex.join(words)}", style="bold")
+    console.print(f"$ moeplan {shlex.join(words)}", style="bold", soft_wrap=True)
     start = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "moeplan", *words, "--json"], stdout=subprocess.PIPE, check=False
@@ -114,7 +114,7 @@ def bulk() -> Row:
     prompts.write_text("".join(lines[:BULK_REQUESTS]))
     recorded.write_text("".join(lines[-BULK_RECORDED:]))
     load = (BULK_REQUESTS, BULK_PROMPT, BULK_NEW)
-    name = "bulk (random weights)"
+    name = "bulk (random)"
     return job(name, folder, "400MiB", load, BULK, prompts, "--prompts", recorded)
 
 

@@ -109,16 +109,8 @@ function draw() {
       drawLane(ctx, track, row, y, zero, x, scale, paint, waits);
     });
     ctx.fillStyle = css("--soft"); ctx.strokeStyle = css("--line");
-    let free = gutter;
-    for (const [t, label] of track.stages) {
-      const px = x(t - zero);
-      if (px < gutter - 1 || px > width) continue;
-      if (px < free) continue;
-      ctx.beginPath(); ctx.moveTo(px, top + HEAD); ctx.lineTo(px, top + HEAD + RULER + track.lanes.length * LANE - 4); ctx.stroke();
-      ctx.fillText(label, px + 3, top + HEAD + RULER / 2);
-      free = px + ctx.measureText(label).width + 10;
-    }
-    free = Math.max(gutter, named);
+    drawStages(ctx, track, top, zero, x);
+    let free = Math.max(gutter, named);
     for (const [index, start, end] of track.passes) {
       const left = x(start - zero), right = x(end - zero);
       const label = index === 0 ? "prefill" : "pass " + index;
@@ -133,6 +125,20 @@ function draw() {
   });
   axis(ctx, x);
   place();
+}
+// Layers with room for their label come first; the others are labelled where some is left.
+function drawStages(ctx, track, top, zero, x) {
+  const low = top + HEAD, tall = RULER + track.lanes.length * LANE - 4, taken = [];
+  const seen = track.stages.map(([t, label], k) => {
+    const left = x(t - zero), next = track.stages[k + 1];
+    return { left, room: (next ? x(next[0] - zero) : Infinity) - left, label, wide: ctx.measureText(label).width + 8 };
+  }).filter((s) => s.left >= gutter - 1 && s.left < width);
+  for (const one of [...seen.filter((s) => s.room >= s.wide), ...seen.filter((s) => s.room < s.wide)]) {
+    if (taken.some(([from, to]) => one.left < to && one.left + one.wide > from)) continue;
+    taken.push([one.left, one.left + one.wide]);
+    ctx.beginPath(); ctx.moveTo(one.left, low); ctx.lineTo(one.left, low + tall); ctx.stroke();
+    ctx.fillText(one.label, one.left + 3, low + RULER / 2);
+  }
 }
 // A wide event is a box; narrow ones share each pixel column by how much of it they fill.
 function drawLane(ctx, track, row, y, zero, x, scale, paint, waits) {
