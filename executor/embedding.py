@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -40,7 +42,9 @@ class Embedding:
     ) -> None:
         model = source.model
         self._source = source
-        self._reader = source.reader(ReadBuffer(embedding_read_bytes(model)), pacer)
+        # rows are paced together: one by one, each would wait behind a whole chunk of the channel
+        self._reader = source.reader(ReadBuffer(embedding_read_bytes(model)), Pacer(None))
+        self._pacer = pacer
         self._row_bytes = model.hidden_size * dtype.itemsize
         kept = min(model.embedding_bytes, EMBEDDING_CACHE_BYTES) // self._row_bytes
         self.rows = max(min(kept, model.vocab_size), 1)
@@ -64,6 +68,11 @@ class Embedding:
 
     def gather(self, tokens: npt.NDArray[np.int64], out: torch.Tensor) -> None:
         """Rows of ``tokens`` into ``out`` [tokens, hidden]."""
+        started, before = time.perf_counter_ns(), self._reader.bytes_read
+        self._gather(tokens, out)
+        self._pacer.wait(started, self._reader.bytes_read - before)
+
+    def _gather(self, tokens: npt.NDArray[np.int64], out: torch.Tensor) -> None:
         distinct = np.unique(tokens)
         for first in range(0, len(distinct), self.rows):
             some = distinct[first : first + self.rows]
