@@ -119,13 +119,21 @@ def check_output(path: Path, option: str, inputs: Sequence[Path | None] = ()) ->
     Raises
     ------
     OptionError
-        If ``path`` is an input, a folder, or its folder is missing or not writable.
+        If ``path`` is an input or lies in an input's folder, is a folder or a device, or its
+        folder is missing or not writable.
     """
     if path.is_dir():
         raise OptionError(f"{option} {path} is a folder; name a file")
+    if path.exists() and not path.is_file():
+        # a rename would put a file in its place
+        raise OptionError(f"{option} {path} is a device or a pipe; name a file")
     for other in inputs:
-        if other is not None and path.exists() and other.exists() and path.samefile(other):
+        if other is None or not other.exists():
+            continue
+        if path.exists() and path.samefile(other):
             raise OptionError(f"{option} {path} is one of the inputs; name another file")
+        if other.is_dir() and path.resolve().is_relative_to(other.resolve()):
+            raise OptionError(f"{option} {path} lies in {other}, which is read; name another place")
     parent = path.parent
     if not parent.is_dir():
         raise OptionError(f"{option} {path}: the folder {parent} does not exist")
@@ -216,9 +224,11 @@ def _json_prompt(line: str, where: str) -> str | list[int]:
         text = value["prompt"]
         if not isinstance(text, str) or not text:
             raise InputError(f"{where}: prompt must be a text that is not empty")
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise InputError(f"{where}: prompt holds half a surrogate pair, which is no character")
         return text
     ids = value["token_ids"]
-    whole = isinstance(ids, list) and all(type(item) is int and item >= 0 for item in ids)
+    whole = isinstance(ids, list) and all(type(item) is int and 0 <= item < 2**31 for item in ids)
     if not whole or not ids:
-        raise InputError(f"{where}: token_ids must be a list of integers from 0 up, not empty")
+        raise InputError(f"{where}: token_ids must be a list of integers from 0 to 2^31, not empty")
     return list(ids)

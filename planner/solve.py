@@ -47,6 +47,7 @@ BASELINES: tuple[str, ...] = (
 )
 """What people use today: a searching solver's plan must beat all of them."""
 
+_MOST_REQUESTS = 1_000_000
 _SOLVED = 3
 """How many n and b are solved in full."""
 _TRIED = 6
@@ -144,6 +145,10 @@ def solve(
     backend = load(solver)
     if time_limit_seconds <= 0:
         raise OptionError(f"the time limit is {time_limit_seconds} seconds; give a positive one")
+    if workload.requests > _MOST_REQUESTS:
+        raise OptionError(
+            f"{workload.requests} requests are more than one plan is made for: {_MOST_REQUESTS:,}"
+        )
     context = workload.prompt_tokens + workload.new_tokens
     if context > profile.model.max_context:
         raise OptionError(

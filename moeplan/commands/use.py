@@ -90,9 +90,12 @@ def run(
     reporter = reporter_of(ctx)
     plan = load_document(Plan, plan_file)
     asked = read_prompts(prompts)
+    places = (plan.locations.checkpoint, plan.locations.store, plan.locations.profile)
+    read = [plan_file, prompts, checkpoint, store, profile]
+    read += [Path(place) for place in places if place and "\0" not in place]
     for path, option in ((out, "--out"), (trace, "--trace")):
         if path is not None:
-            check_output(path, option, [plan_file, prompts])
+            check_output(path, option, read)
     if out is not None and trace is not None and out.absolute() == trace.absolute():
         raise OptionError(f"--out and --trace both name {out}")
     pace = optional_bandwidth(disk_bandwidth, "--disk-bandwidth")

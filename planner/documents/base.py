@@ -92,6 +92,9 @@ class Document:
 D = TypeVar("D", bound=Document)
 
 
+_MOST_BYTES = 256 << 20
+"""No document is larger: a device or a wrong file is not read without end."""
+
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {}
 
 
@@ -167,7 +170,11 @@ def load_document(cls: type[D], path: Path) -> D:
         If the file is missing, unreadable, not JSON, or not a valid document of this kind.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with open(path, "rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise DocumentError(f"{path}: larger than any {cls.kind} document can be")
+        text = data.decode()
     except FileNotFoundError:
         raise DocumentError(f"{path}: no such file; a {cls.kind} document was expected") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -92,7 +92,7 @@ class Policy:
 
     n_batches: Positive
     batch_size: Positive
-    layers: tuple[LayerPolicy, ...]
+    layers: Annotated[tuple[LayerPolicy, ...], Field(min_length=1)]
     head_tile_rows: Positive
     head_tiles: Positive
     resident_head_tiles: Count
