@@ -120,7 +120,7 @@ def main() -> None:
     print(f"{options.solver}, work limit {options.work}")
     print(f"{'cell':44} {'gap':>7} {'seconds':>8} {'stop':>11}")
     gaps = []
-    for name, problem in (() if options.cells == "none" else cells(options.cells)):
+    for name, problem in () if options.cells == "none" else cells(options.cells):
         started = time.monotonic()
         outcome = solver.solve(problem, limits)
         seconds = time.monotonic() - started
