@@ -215,6 +215,10 @@ class Driver(RuleBasedStateMachine):
     @precondition(lambda self: self.flying is None)
     @rule()
     def choose(self) -> None:
+        # what an earlier pass left in a slot may have the name of something that is needed again
+        needed = {unit for unit in self.todo or () if self.schedule.ready(unit)}
+        # a unit named in todo may also be one that lay here long ago and is copied anew
+        needed = {unit for unit in self.todo or [] if self.schedule.ready(unit)}
         chunk = self.schedule.next_chunk()
         self.flying = chunk
         if chunk is None:
@@ -224,7 +228,7 @@ class Driver(RuleBasedStateMachine):
         if chunk.offset_bytes == 0:
             # a slot that compute still needs is never taken
             before = self.contents.get(key)
-            assert before is None or before not in (self.todo or [])
+            assert before not in needed
             self.contents[key] = chunk.unit
             self.progress[chunk.unit] = 0
         assert self.contents[key] == chunk.unit
