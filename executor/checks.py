@@ -10,7 +10,7 @@ from executor.source import WeightSource
 from planner.documents import ModelSpec, Plan
 from planner.memory import account_device, smallest_budget
 from planner.profiles import load_profile
-from solvers.errors import BudgetError, DocumentError, StaleError, UnsupportedError
+from solvers.errors import BudgetError, StaleError, UnsupportedError
 
 __all__ = ["check_account", "check_documents"]
 
@@ -85,11 +85,7 @@ def check_account(plan: Plan, model: ModelSpec) -> None:
     ------
     BudgetError
         If the policy does not fit the budget; names the smallest that works.
-    DocumentError
-        If the plan has no device budget.
     """
-    if "device" not in plan.memory:
-        raise DocumentError("plan: memory.device is missing")
     budget = plan.memory["device"].capacity_bytes
     width = DTYPES[model.dtype].itemsize
     need = account_device(model, plan.policy, plan.workload, width, budget).peak_bytes

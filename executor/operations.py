@@ -18,9 +18,9 @@ from executor.embedding import Embedding
 from executor.state import GroupState, KeyValueWriter
 from planner.documents import ModelSpec, Policy
 from planner.memory import (
+    ATTENTION_TILE_ROWS,
     EXPERT_TILE_ROWS,
     ROUTER_TILE_ROWS,
-    attention_tile_rows,
     expert_tile_rows,
 )
 
@@ -108,7 +108,7 @@ class Operations:
         sequences = state.batch(batch)
         step = len(sequences)
         if state.longest > 1:
-            step = max(attention_tile_rows(step, state.longest) // state.longest, 1)
+            step = min(step, max(ATTENTION_TILE_ROWS // state.longest, 1))
         for first in range(sequences.start, sequences.stop, step):
             self._attention_tile(layer, first, min(first + step, sequences.stop))
 
@@ -117,6 +117,11 @@ class Operations:
         length = max(state.counts[first:stop])
         if length == 0:
             return
+        if self._bucketed and length <= -(-state.longest // 2):
+            # two lengths only, for the same reason as in ``tile_of``
+            length = -(-state.longest // 2)
+        elif self._bucketed:
+            length = state.longest
         decode = any(state.past[first:stop])
         hidden = state.hidden[first:stop, :length]
         normed = adapter.input_norm(layer, hidden)

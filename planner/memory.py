@@ -87,9 +87,9 @@ _GENERATED_BYTES = 768 << 10
 """Code that oneDNN generates and keeps for each shape of a product in reduced precision (measured:
 0.7 MiB)."""
 
-_OTHER_SHAPES = 12
-"""Shapes of products besides the experts': four projections in prefill, in decode and in a last,
-smaller batch, and the head's."""
+_OTHER_SHAPES = 20
+"""Shapes of products besides the experts': three of projections, each for a full and a last tile of
+prefill at two lengths and for a full and a last batch of decode; and two of the head."""
 
 
 def aligned(size_bytes: int) -> int:
@@ -108,9 +108,9 @@ def group_sequences(policy: Policy, workload: Workload) -> int:
 
 
 def attention_tile_rows(batch_size: int, prompt_tokens: int) -> int:
-    """Most rows (tokens) that attention computes at once, in prefill or decode."""
-    whole = max(ATTENTION_TILE_ROWS // prompt_tokens, 1) * prompt_tokens
-    return max(min(batch_size * prompt_tokens, whole), batch_size)
+    """Most rows (tokens) that attention computes at once, in prefill or decode, for prompts of up
+    to ``prompt_tokens``."""
+    return max(min(batch_size * prompt_tokens, max(ATTENTION_TILE_ROWS, prompt_tokens)), batch_size)
 
 
 def head_tile_bytes(model: ModelSpec, tile_rows: int, dtype_bytes: int) -> int:

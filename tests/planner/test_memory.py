@@ -137,8 +137,8 @@ def test_head_tiles_cover_the_vocabulary_evenly() -> None:
 
 
 def test_rows_computed_at_once() -> None:
-    # 512 tokens at a time, in whole sequences, one at the least; in decode the whole batch
-    assert attention_tile_rows(64, 20) == 25 * 20
+    # at most 512 tokens at a time, or one sequence; in decode the whole batch
+    assert attention_tile_rows(64, 20) == 512
     assert attention_tile_rows(3, 20) == 60
     assert attention_tile_rows(64, 700) == 700
     assert attention_tile_rows(900, 1) == 900
