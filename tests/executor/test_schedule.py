@@ -215,8 +215,6 @@ class Driver(RuleBasedStateMachine):
     @precondition(lambda self: self.flying is None)
     @rule()
     def choose(self) -> None:
-        # what an earlier pass left in a slot may have the name of something that is needed again
-        needed = {unit for unit in self.todo or () if self.schedule.ready(unit)}
         # a unit named in todo may also be one that lay here long ago and is copied anew
         needed = {unit for unit in self.todo or [] if self.schedule.ready(unit)}
         chunk = self.schedule.next_chunk()
