@@ -103,9 +103,16 @@ def run(
         pace = _profiled_pace(profile if profile is not None else Path(plan.locations.profile))
     from executor import Engine
 
-    with Engine.from_plan(
-        plan, checkpoint=checkpoint, store=store, profile=profile, paced_bytes_per_second=pace
-    ) as engine:
+    with reporter.steps("load") as progress:
+        loaded = Engine.from_plan(
+            plan,
+            checkpoint=checkpoint,
+            store=store,
+            profile=profile,
+            paced_bytes_per_second=pace,
+            progress=progress,
+        )
+    with loaded as engine:
         with reporter.steps("run") as progress:
             outputs = engine.generate(
                 asked,

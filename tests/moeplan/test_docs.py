@@ -1,0 +1,68 @@
+"""What the README and the pages say can be typed, and does what they say."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.main import get_command
+
+from moeplan.commands import app
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+
+
+COMMAND_LINES = [
+    line
+    for page in PAGES
+    for block in blocks(page, "")
+    for line in block.splitlines()
+    if line.startswith("moeplan ")
+]
+
+
+def test_the_pages_show_every_command() -> None:
+    shown = {shlex.split(line)[1] for line in COMMAND_LINES}
+    assert shown == set(get_command(app).commands)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("line", COMMAND_LINES)
+def test_a_command_line_of_the_pages_can_be_typed(line: str) -> None:
+    # parsed as typed, but not run: an unknown option or a missing argument raises
+    name, *arguments = shlex.split(line)[1:]
+    command = get_command(app).commands[name]  # type: ignore[attr-defined]
+    context = command.make_context(name, arguments)
+    assert context.args == []
+
+
+def test_links_of_the_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_python_example_runs(made: SimpleNamespace, tmp_path: Path) -> None:
+    (example,) = blocks(ROOT / "README.md", "python")
+    (tmp_path / "profile").symlink_to(made.profile)
+    done = subprocess.run(
+        [sys.executable, "-c", example],
+        cwd=tmp_path,
+        env={**os.environ, "GOMP_SPINCOUNT": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("def main(): ")
+    assert "\nclass Stack: " in done.stdout
