@@ -86,9 +86,10 @@ def test_outputs_are_checked_before_the_work(tmp_path: Path) -> None:
         check_output(tmp_path / "no" / "x.json", "--out")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
+    if os.access(tmp_path, os.W_OK):
+        pytest.skip("root may write anywhere")
     with pytest.raises(OptionError, match="cannot be written to"):
         check_output(tmp_path / "x.json", "--out")
     tmp_path.chmod(0o700)
