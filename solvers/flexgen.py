@@ -8,46 +8,32 @@ every other one is copied ahead, used or not.
 
 from __future__ import annotations
 
-from solvers.layout import START, Layout, smallest_capacity, whole_in_memory
-from solvers.outcome import Outcome, Schedule, Stop
+from solvers.layout import START, Layout
+from solvers.outcome import Outcome, Stop
 from solvers.problem import Problem
-from solvers.registry import Feature, Limits, Progress
+from solvers.strategy import Strategy
 
 __all__ = ["FlexGen"]
 
 
-class FlexGen:
+class FlexGen(Strategy):
     """See the module."""
 
     name = "flexgen"
-    features = frozenset({Feature.RUNNABLE})
 
-    def solve(
-        self,
-        problem: Problem,
-        limits: Limits,
-        hint: Schedule | None = None,
-        progress: Progress | None = None,
-    ) -> Outcome:
-        """The largest uniform fraction, in whole items."""
-        smallest = smallest_capacity(problem.stages, problem.slot_bytes)
-        if problem.capacity_bytes < smallest:
-            return Outcome(Stop.INFEASIBLE, None, None, smallest)
-        whole = whole_in_memory(problem)
-        if whole is not None:
-            return Outcome(Stop.RULE, whole)
+    def sizes(self, problem: Problem) -> list[tuple[int, int]]:
+        """Two stages' buffers where they fit, fewer where not."""
         width = max(len(stage.items) for stage in problem.stages)
         wanted = [2 * width, width, max(width // 2, 1)]
         sizes = [*((slots, 0) for slots in wanted), *((slots, 2) for slots in wanted)]
-        for slots, start_slots in [*sizes, (2, 2), (2, 1), (1, 1), (0, 2), (0, 1)]:
-            layout = Layout(problem, slots, start_slots)
-            if not layout.fits:
-                continue
-            layout.fill((index, START) for index in range(len(problem.stages)))
-            self._fill_evenly(problem, layout)
-            prefetch = [range(len(stage.items)) for stage in problem.stages]
-            return Outcome(Stop.RULE, layout.schedule(prefetch, reserve=0))
-        raise AssertionError("one slot of each kind fits: smallest_capacity says so")
+        return [*sizes, (2, 2), (2, 1), (1, 1), (0, 2), (0, 1)]
+
+    def arrange(self, problem: Problem, layout: Layout) -> Outcome:
+        """The largest uniform fraction, in whole items."""
+        layout.fill((index, START) for index in range(len(problem.stages)))
+        self._fill_evenly(problem, layout)
+        prefetch = [range(len(stage.items)) for stage in problem.stages]
+        return Outcome(Stop.RULE, layout.schedule(prefetch, reserve=0))
 
     @staticmethod
     def _fill_evenly(problem: Problem, layout: Layout) -> None:
