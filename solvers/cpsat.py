@@ -11,30 +11,21 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ortools.sat.python import cp_model
 
-from solvers.exact import Solved, solve_exactly
-from solvers.outcome import Outcome, Schedule
-from solvers.problem import Problem
-from solvers.registry import Feature, Limits, Progress
+from solvers.exact import ExactSolver, Solved
+from solvers.registry import Limits
 from solvers.sets_model import SetsModel
 
 __all__ = ["CpSat", "solve_model"]
 
 
-class CpSat:
+class CpSat(ExactSolver):
     """See the module."""
 
     name = "cpsat"
-    features = frozenset({Feature.RUNNABLE, Feature.USES_DEMAND, Feature.BOUND, Feature.HINT})
 
-    def solve(
-        self,
-        problem: Problem,
-        limits: Limits,
-        hint: Schedule | None = None,
-        progress: Progress | None = None,
-    ) -> Outcome:
-        """Search, model, and the better of what they find."""
-        return solve_exactly(self.name, solve_model, problem, limits, hint, progress)
+    def solve_model(self, sets: SetsModel, limits: Limits) -> Solved | None:
+        """See ``solve_model``."""
+        return solve_model(sets, limits)
 
 
 def solve_model(sets: SetsModel, limits: Limits) -> Solved | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -10,12 +11,12 @@ from solvers.layout import smallest_capacity
 from solvers.outcome import Outcome, Schedule, Stop
 from solvers.polish import polish
 from solvers.problem import Problem
-from solvers.registry import Limits, Progress
+from solvers.registry import Feature, Limits, Progress
 from solvers.relaxation import relax
 from solvers.sets import Search, unit_order
 from solvers.sets_model import SetsModel
 
-__all__ = ["MOST_TERMS", "Solved", "solve_exactly"]
+__all__ = ["MOST_TERMS", "ExactSolver", "Solved", "solve_exactly"]
 
 MOST_TERMS = 60_000
 """Terms of a model that gets anywhere in seconds; beyond, search and relaxation stand alone."""
@@ -32,6 +33,27 @@ class Solved(NamedTuple):
     objective: int
     bound: int
     optimal: bool
+
+
+class ExactSolver(ABC):
+    """A back end that solves the sets model."""
+
+    name: str
+    features = frozenset({Feature.RUNNABLE, Feature.USES_DEMAND, Feature.BOUND, Feature.HINT})
+
+    def solve(
+        self,
+        problem: Problem,
+        limits: Limits,
+        hint: Schedule | None = None,
+        progress: Progress | None = None,
+    ) -> Outcome:
+        """Search, model, and the better of what they find."""
+        return solve_exactly(self.name, self.solve_model, problem, limits, hint, progress)
+
+    @abstractmethod
+    def solve_model(self, sets: SetsModel, limits: Limits) -> Solved | None:
+        """Solve the sets model; None where nothing was found."""
 
 
 def solve_exactly(

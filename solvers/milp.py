@@ -13,10 +13,8 @@ from pathlib import Path
 import highspy
 import pulp
 
-from solvers.exact import Solved, solve_exactly
-from solvers.outcome import Outcome, Schedule
-from solvers.problem import Problem
-from solvers.registry import Feature, Limits, Progress
+from solvers.exact import ExactSolver, Solved
+from solvers.registry import Limits
 from solvers.relaxation import QuietHighs
 from solvers.sets_model import SetsModel
 
@@ -27,38 +25,24 @@ _NODES_PER_WORK = 400
 _GAP = 1e-4
 
 
-class Milp:
+class Milp(ExactSolver):
     """See the module; solved by HiGHS."""
 
     name = "milp"
-    features = frozenset({Feature.RUNNABLE, Feature.USES_DEMAND, Feature.BOUND, Feature.HINT})
 
-    def solve(
-        self,
-        problem: Problem,
-        limits: Limits,
-        hint: Schedule | None = None,
-        progress: Progress | None = None,
-    ) -> Outcome:
-        """Search, model, and the better of what they find."""
-        return solve_exactly(self.name, solve_with_highs, problem, limits, hint, progress)
+    def solve_model(self, sets: SetsModel, limits: Limits) -> Solved | None:
+        """See ``solve_with_highs``."""
+        return solve_with_highs(sets, limits)
 
 
-class MilpCbc:
+class MilpCbc(ExactSolver):
     """See the module; solved by CBC."""
 
     name = "milp-cbc"
-    features = Milp.features
 
-    def solve(
-        self,
-        problem: Problem,
-        limits: Limits,
-        hint: Schedule | None = None,
-        progress: Progress | None = None,
-    ) -> Outcome:
-        """Search, model, and the better of what they find."""
-        return solve_exactly(self.name, solve_with_cbc, problem, limits, hint, progress)
+    def solve_model(self, sets: SetsModel, limits: Limits) -> Solved | None:
+        """See ``solve_with_cbc``."""
+        return solve_with_cbc(sets, limits)
 
 
 def _program(sets: SetsModel) -> tuple[pulp.LpProblem, list[pulp.LpVariable]]:
