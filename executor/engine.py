@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
 from executor.allocator import tune_process
 from executor.checks import check_account, check_documents
+from executor.closing import Closing
 from executor.device import Device
 from executor.direct import ReadInto, preadv
 from executor.generation import Generation
@@ -37,7 +37,7 @@ class Output:
     token_ids: tuple[int, ...]
 
 
-class Engine:
+class Engine(Closing):
     """Carries out one plan. Use as a context manager, or call ``close``.
 
     Attributes
@@ -196,14 +196,11 @@ class Engine:
                 f"plan again with --requests {max(len(prompts), 1)}"
             )
         ids: list[list[int]] = []
-        texts: list[str] = []
         for prompt in prompts:
             if isinstance(prompt, str):
-                texts.append(prompt)
                 ids.append(self.tokenizer().encode(prompt))
             else:
                 ids.append([int(token) for token in prompt])
-                texts.append(self._decode(ids[-1]))
         for number, tokens in enumerate(ids, 1):
             if not tokens:
                 raise OptionError(f"prompt {number} is empty; a prompt has one token at least")
@@ -216,6 +213,10 @@ class Engine:
                 raise OptionError(
                     f"prompt {number} has a token outside the vocabulary of {model.vocab_size}"
                 )
+        texts = [
+            prompt if isinstance(prompt, str) else self._decode(tokens)
+            for prompt, tokens in zip(prompts, ids, strict=True)
+        ]
         return ids, texts
 
     def tokenizer(self) -> Tokenizer:
@@ -270,14 +271,3 @@ class Engine:
     def close(self) -> None:
         """Close the weight files."""
         self._source.close()
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

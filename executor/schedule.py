@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from executor.units import Unit, Units
-from planner.documents import Policy
+from planner.documents import Event, Policy
 from solvers.errors import RunError
 
 __all__ = ["Chunk", "Routed", "Schedule"]
@@ -30,6 +30,13 @@ class Chunk(NamedTuple):
     kind: str
     pass_index: int
     last: bool
+
+    def event(self, start_ns: int, end_ns: int, size_bytes: int) -> Event:
+        """The timeline's row for ``size_bytes`` of this unit's copy."""
+        stage, item = self.unit.stage, self.unit.item
+        return Event(
+            self.kind, "disk", self.pass_index, stage, item, start_ns, end_ns, 0, size_bytes
+        )
 
 
 class Routed(NamedTuple):

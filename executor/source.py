@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
 
+from executor.closing import Closing
 from executor.direct import DirectFile, Pacer, Piece, ReadBuffer, ReadInto, UnitReader, preadv
 from executor.layout import (
     EMBEDDING,
@@ -25,7 +25,7 @@ from solvers.errors import CheckpointError
 __all__ = ["WeightSource", "open_weights"]
 
 
-class WeightSource:
+class WeightSource(Closing):
     """The weights of one checkpoint, read from it or from its store.
 
     Attributes
@@ -149,17 +149,6 @@ class WeightSource:
         """Close all files."""
         for file in self._files:
             file.close()
-
-    def __enter__(self) -> WeightSource:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _name(unit: Unit) -> str:

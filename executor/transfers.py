@@ -9,7 +9,6 @@ from collections.abc import Callable
 from executor.recorder import Recorder
 from executor.schedule import Chunk, Routed, Schedule
 from executor.units import Unit
-from planner.documents import Event
 from solvers.errors import MoeplanError, RunError
 
 __all__ = ["Transfers"]
@@ -92,19 +91,7 @@ class Transfers:
         if chunk is None or not segment or not segment[2]:
             return
         origin = self._recorder.origin_ns
-        self._recorder.copy(
-            Event(
-                chunk.kind,
-                "disk",
-                chunk.pass_index,
-                chunk.unit.stage,
-                chunk.unit.item,
-                segment[0] - origin,
-                segment[1] - origin,
-                0,
-                segment[2],
-            )
-        )
+        self._recorder.copy(chunk.event(segment[0] - origin, segment[1] - origin, segment[2]))
         segment.clear()
 
     # --- what compute calls -------------------------------------------------------------------

@@ -178,19 +178,7 @@ class _Virtual:
             size = last.size_bytes + chunk.size_bytes
             self._copies[-1] = last._replace(end_ns=self._ends, size_bytes=size)
         else:
-            self._copies.append(
-                Event(
-                    chunk.kind,
-                    "disk",
-                    chunk.pass_index,
-                    chunk.unit.stage,
-                    chunk.unit.item,
-                    self._now,
-                    self._ends,
-                    0,
-                    chunk.size_bytes,
-                )
-            )
+            self._copies.append(chunk.event(self._now, self._ends, chunk.size_bytes))
         self._joined = None if chunk.last else chunk
 
     def _land(self) -> None:

@@ -12,11 +12,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Sequence
-from types import TracebackType
 
 import numpy as np
 import torch
 
+from executor.closing import Closing
 from executor.device import Device
 from executor.recorder import Recorder
 from executor.routing import RoutingLog
@@ -84,7 +84,7 @@ class Tokens:
         return tokens
 
 
-class Bench:
+class Bench(Closing):
     """A device with a bench's layers, and a runtime on it. Use as a context manager.
 
     Parameters
@@ -237,14 +237,3 @@ class Bench:
     def close(self) -> None:
         """Stop the reader."""
         self._transfers.close()
-
-    def __enter__(self) -> Bench:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

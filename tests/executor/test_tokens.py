@@ -15,6 +15,7 @@ import transformers
 from executor import Engine, open_weights, pack
 from planner.documents import LayerPolicy, ModelSpec, Policy, Workload
 from planner.memory import smallest_policy
+from solvers.errors import OptionError
 
 FAMILIES = ("mixtral", "qwen3_moe", "olmoe")
 NEW_TOKENS = 32
@@ -217,3 +218,15 @@ def test_example_checkpoint(
         outputs = engine.generate(texts)
     assert [output.prompt for output in outputs] == texts
     assert [(list(output.token_ids), output.text) for output in outputs] == want
+
+
+def test_a_token_that_no_tokenizer_knows_is_refused(helpers: Any) -> None:
+    # this checkpoint has a tokenizer, which must not be asked first: 2**70 overflows it
+    with open_weights(EXAMPLE) as source:
+        policy = smallest_policy(source.model, 4)
+    plan = helpers.plan(EXAMPLE, policy, Workload(1, 4, 1))
+    with (
+        Engine.from_plan(plan) as engine,
+        pytest.raises(OptionError, match="outside the vocabulary"),
+    ):
+        engine.generate([[2**70]], 1)
