@@ -1,8 +1,6 @@
 """How far schedules are from the bound, and what the decomposition loses on small instances.
 
-    python -m benchmarks.solvers [--cells none|few|all] [--solver cpsat] [--work 0.5] [--small 30]
-
-(As a module: the script's own folder has a file of the name of a package.)
+    python benchmarks/solvers.py [--cells none|few|all] [--solver cpsat] [--work 0.5] [--small 30]
 
 Cells are synthetic: layers x experts, sequences in a group, skew of a Zipf popularity, and the
 share of the experts' bytes that fits on top of the dense parts. Tokens are independent, so there is
@@ -13,6 +11,13 @@ schedules, by brute force on the replay.
 """
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# not the script's own folder, which has a file of the name of a package
+sys.path[:] = [one for one in sys.path if Path(one).resolve() != Path(__file__).resolve().parent]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import argparse
 import statistics
