@@ -10,6 +10,7 @@ holds the price of not knowing the routing, too. Small instances are compared wi
 schedules, by brute force on the replay.
 """
 
+# ruff: noqa: E402 (the search path comes before the imports)
 from __future__ import annotations
 
 import sys
