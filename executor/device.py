@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
-from executor.adapters import Adapter, make_adapter
+from executor.adapters import Adapter, ExpertWeights, make_adapter
 from executor.arena import Arena
 from executor.direct import Pacer, Piece, ReadBuffer
 from executor.embedding import Embedding
+from executor.layout import Place
 from executor.ledger import Ledger
-from executor.operations import ExpertWeights, Operations
+from executor.operations import Operations
 from executor.schedule import Chunk
 from executor.source import WeightSource
 from executor.state import GroupState
@@ -22,6 +23,7 @@ from planner.memory import (
     account_device,
     aligned,
     dense_slot_bytes,
+    outside_bytes,
     read_buffer_bytes,
     slot_bytes,
 )
@@ -33,6 +35,8 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 _PURPOSES = {"dense": "dense", "expert": "experts", "head": "head"}
 
@@ -111,7 +115,9 @@ class Device:
         self._load_residents(progress)
         self.embedding = Embedding(self._arena, source, self.pacer, self.dtype)
         self.embedding.load_all()
-        self.state = GroupState(self._arena, model, policy, workload, self.dtype)
+        self.state = GroupState(
+            self._arena, model, policy, workload, self.dtype, self.adapter.cache_shape()
+        )
         self.operations = Operations(self.adapter, self.state, self.embedding, policy)
 
     def _sizes(self) -> dict[Unit, int]:
@@ -137,14 +143,10 @@ class Device:
             done += size
             if progress is not None:
                 progress(done, total)
-        size = self.source.model.final_norm_bytes
+        size = outside_bytes(self.source.model)
         offset = self._arena.take("head", "final norm", size)
-        self.reader.read(
-            self.source.final_norm(), self._arena.memory(offset, aligned(size)), 0, size
-        )
-        self.adapter.bind_final_norm(
-            self._arena.tensor(offset, (self.source.model.hidden_size,), self.dtype)
-        )
+        self.reader.read(self.source.outside(), self._arena.memory(offset, aligned(size)), 0, size)
+        self.adapter.bind_outside(self._tensors(self.source.outside_places, offset))
         for unit in resident:
             if unit.kind == "dense":
                 self.bind_dense(unit, None)
@@ -183,10 +185,7 @@ class Device:
         views = self._views.get(key)
         if views is None:
             offset = self._offset(unit, slot)
-            views = self._views[key] = {
-                place.role: self._arena.tensor(offset + place.offset_bytes, place.shape, self.dtype)
-                for place in self.source.places(unit)
-            }
+            views = self._views[key] = self._tensors(self.source.places(unit), offset)
         self.adapter.bind(unit.stage, views)
 
     def expert(self, unit: Unit, slot: int | None) -> ExpertWeights:
@@ -194,15 +193,21 @@ class Device:
         key = (unit, slot)
         weights = self._experts.get(key)
         if weights is None:
-            offset = self._offset(unit, slot)
-            gate, up, down = self.source.places(unit)
-            width, hidden = gate.shape
-            del up
-            weights = self._experts[key] = ExpertWeights(
-                self._arena.tensor(offset, (2 * width, hidden), self.dtype),
-                self._arena.tensor(offset + down.offset_bytes, down.shape, self.dtype),
+            values = self.units.sizes[unit] // self.dtype.itemsize
+            weights = self._experts[key] = self.adapter.expert_weights(
+                self._arena.tensor(self._offset(unit, slot), (values,), self.dtype),
+                {place.role: place.shape for place in self.source.places(unit)},
             )
         return weights
+
+    def _tensors(self, places: Iterable[Place], offset: int) -> dict[str, torch.Tensor]:
+        """Tensors of a unit that lies at ``offset``."""
+        return {
+            place.role: self._arena.tensor(
+                offset + place.offset_bytes, place.shape, STORED[place.dtype]
+            )
+            for place in places
+        }
 
     def head_tile(self, unit: Unit, slot: int | None) -> torch.Tensor:
         """A head tile's rows [tile rows, hidden] in its slot (None: resident)."""

@@ -1,8 +1,8 @@
 """Where each tensor lies inside its unit: one layout for stores and for slots.
 
 An expert is ``gate | up | down`` without gaps, so that gate and up are one matrix. A dense part is
-its tensors in the checkpoint's order, each at a multiple of 64 bytes. The embedding, the head and
-the final norm are one tensor each.
+its tensors in the checkpoint's order, each at a multiple of 64 bytes. The embedding and
+the head are one tensor each; biases of the final norm and of the head lie behind the final norm.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ def unit_layouts(checkpoint: Checkpoint) -> dict[str, UnitLayout]:
             _unit(expert_name(layer, index), expert, 1)
             for index, expert in enumerate(checkpoint.experts[layer])
         ]
-    units.append(_unit(FINAL_NORM, (checkpoint.final_norm,), 1))
+    units.append(_unit(FINAL_NORM, (checkpoint.final_norm, *checkpoint.extra), 1))
     if not checkpoint.model.tied:
         units.append(_unit(HEAD, (checkpoint.head,), 1))
     return {unit.name: unit for unit in units}
 
 
 def _entries(checkpoint: Checkpoint) -> Iterator[TensorEntry]:
-    yield from (checkpoint.embedding, checkpoint.head, checkpoint.final_norm)
+    yield from (checkpoint.embedding, checkpoint.head, checkpoint.final_norm, *checkpoint.extra)
     for dense, experts in zip(checkpoint.dense, checkpoint.experts, strict=True):
         yield from dense
         for expert in experts:

@@ -7,13 +7,11 @@ dropped token.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from torch.nn import functional
 
-from executor.adapters import Adapter
+from executor.adapters import Adapter, ExpertWeights, FeedForward
 from executor.embedding import Embedding
 from executor.state import GroupState, KeyValueWriter
 from planner.documents import ModelSpec, Policy
@@ -25,13 +23,6 @@ from planner.memory import (
 )
 
 __all__ = ["ExpertWeights", "Operations", "tile_of"]
-
-
-class ExpertWeights(NamedTuple):
-    """One expert: ``gate_up`` [2 x intermediate, hidden] and ``down`` [hidden, intermediate]."""
-
-    gate_up: torch.Tensor
-    down: torch.Tensor
 
 
 _FEW_VALUES = 16 << 10
@@ -69,7 +60,7 @@ class Operations:
         self._model: ModelSpec = adapter.model
         self._tile_rows = policy.head_tile_rows
         self._bucketed = adapter.dtype != torch.float32
-        self._rotary: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._rotary: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
         self._positions: dict[tuple[int, int], torch.Tensor] = {}
         self._masks: dict[tuple[int, int, int | None], torch.Tensor] = {}
         self._order = torch.empty(0, dtype=torch.int64)
@@ -93,14 +84,21 @@ class Operations:
         state = self._state
         ids = np.asarray(tokens, dtype=np.int64)
         if state.even:
-            self._embedding.gather(ids, state.hidden.view(state.tokens, -1))
+            rows = state.hidden.view(state.tokens, -1)
+            self._embedding.gather(ids, rows)
+            self._scale(rows, self._adapter.embedding_scale)
             return
         # padded positions are never looked at, but must hold numbers
         state.hidden.zero_()
         self._embedding.gather(ids, state.normed)
+        self._scale(state.normed, self._adapter.embedding_scale)
         for index, count in enumerate(state.counts):
             start = state.starts[index]
             state.hidden[index, :count] = state.normed[start : start + count]
+
+    @staticmethod
+    def _scale(rows: torch.Tensor, factor: float) -> torch.Tensor:
+        return rows if factor == 1 else rows.mul_(factor)
 
     def attention(self, layer: int, batch: int) -> None:
         """Norm, attention and residual of one batch, and the norm behind it."""
@@ -136,13 +134,14 @@ class Operations:
             visible,
         )
         mask = self._mask(layer, first, stop, length, decode)
-        hidden.add_(adapter.attention(layer, normed, rotary, mask, cache))
+        mixed = adapter.attention(layer, normed, rotary, mask, cache)
+        hidden.add_(self._scale(mixed, adapter.residual_scale))
         self._pack(adapter.post_norm(layer, hidden), first, stop)
 
     def _rotary_of(
         self, first: int, stop: int, length: int, decode: bool, like: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines, computed once a pass."""
+    ) -> tuple[torch.Tensor, ...]:
+        """Cosines and sines (or what the family has for them), computed once a pass."""
         key = (first, stop) if decode else (0, 0)
         if key not in self._rotary:
             if decode:
@@ -152,8 +151,8 @@ class Operations:
             else:
                 positions = torch.arange(self._state.longest)[None]
                 self._rotary[key] = self._adapter.rotary(like, positions)
-        cosines, sines = self._rotary[key]
-        return (cosines, sines) if decode else (cosines[:, :length], sines[:, :length])
+        parts = self._rotary[key]
+        return parts if decode else tuple(part[:, :length] for part in parts)
 
     def _mask(
         self, layer: int, first: int, stop: int, length: int, decode: bool
@@ -191,10 +190,18 @@ class Operations:
             state.normed[start : start + count] = rows[index - first, :count]
 
     def router(self, layer: int) -> list[int]:
-        """Choose experts for all tokens of the group; returns each expert's tokens."""
+        """Choose experts for all tokens of the group; returns each expert's tokens.
+
+        Shared experts are computed here as well: they lie in the dense part, which goes when the
+        router has spoken.
+        """
         state = self._state
         normed = state.normed
-        state.sums.zero_()
+        shared = self._adapter.shared_experts(layer)
+        if shared is None:
+            state.sums.zero_()
+        else:
+            self._feed_forward(shared)
         scores, experts = [], []
         for first in range(0, state.tokens, ROUTER_TILE_ROWS):
             weights, chosen = self._adapter.route(layer, normed[first : first + ROUTER_TILE_ROWS])
@@ -220,36 +227,44 @@ class Operations:
         """Compute one expert for the tokens that chose it, and add it to their sums."""
         state = self._state
         normed, sums = state.normed, state.sums
-        width = weights.down.shape[1]
         dtype_bytes = weights.down.element_size()
         first, stop = self._offsets[expert], self._offsets[expert + 1]
         while first < stop:
             rows, computed = tile_of(stop - first, dtype_bytes)
             # rows beyond those of this expert are other tokens' and thrown away
             tokens = self._order[first : first + computed]
-            both = functional.linear(normed.index_select(0, tokens), weights.gate_up)
-            gate = functional.silu(both[:, :width], inplace=True).mul_(both[:, width:])
-            result = functional.linear(gate, weights.down)[:rows].float()
+            inner = self._adapter.activate(
+                functional.linear(
+                    normed.index_select(0, tokens), weights.gate_up, weights.gate_up_bias
+                )
+            )
+            result = functional.linear(inner, weights.down, weights.down_bias)[:rows].float()
             result.mul_(self._weights[first : first + rows])
             _add_rows(sums, tokens[:rows], result)
             first += rows
 
     def dense_mlp(self, layer: int) -> None:
         """Feed-forward of a layer without experts, and its residual."""
-        gate_weight, up_weight, down_weight = self._adapter.mlp_weights(layer)
+        self._feed_forward(self._adapter.dense_mlp(layer))
+        self.combine()
+
+    def _feed_forward(self, weights: FeedForward) -> None:
+        """A feed-forward of all tokens, into their sums."""
         state = self._state
         normed = state.normed
         for first in range(0, state.tokens, EXPERT_TILE_ROWS):
             rows = normed[first : first + EXPERT_TILE_ROWS]
-            gate = functional.silu(functional.linear(rows, gate_weight), inplace=True)
-            gate.mul_(functional.linear(rows, up_weight))
-            state.sums[first : first + EXPERT_TILE_ROWS] = functional.linear(gate, down_weight)
-        self.combine()
+            gate = functional.silu(functional.linear(rows, weights.gate), inplace=True)
+            gate.mul_(functional.linear(rows, weights.up))
+            result = functional.linear(gate, weights.down)
+            if weights.switch is not None:
+                result.mul_(functional.linear(rows, weights.switch).sigmoid_())
+            state.sums[first : first + EXPERT_TILE_ROWS] = result
 
     def combine(self) -> None:
         """Close a layer: add the sums to the residual stream."""
         state = self._state
-        sums = state.sums
+        sums = self._scale(state.sums, self._adapter.residual_scale)
         if state.even:
             hidden = state.hidden.view(state.tokens, -1)
             for first in range(0, state.tokens, EXPERT_TILE_ROWS):
@@ -275,9 +290,15 @@ class Operations:
 
     def head_tile(self, tile: int, weight: torch.Tensor) -> torch.Tensor:
         """Logits of one tile of the vocabulary, [sequences, tile rows]; keeps the best so far."""
-        logits = functional.linear(self._last, weight)
+        first = tile * self._tile_rows
+        bias = self._adapter.head_bias
+        if bias is not None:
+            bias = bias[first : first + len(weight)]
+        logits = functional.linear(self._last, weight, bias)
+        if self._adapter.logits_scale != 1:
+            logits.div_(self._adapter.logits_scale)
         best, token = logits.max(dim=1)
-        token += tile * self._tile_rows
+        token += first
         # of equal logits the lowest token wins, as in a search over all; tiles come in any order
         better = (best > self._best) | ((best == self._best) & (token < self._best_token))
         self._best = torch.where(better, best, self._best)

@@ -112,9 +112,14 @@ class WeightSource(Closing):
         """Where vocabulary rows [start, stop) of the embedding lie."""
         return self._rows(EMBEDDING, start, stop)
 
-    def final_norm(self) -> tuple[Piece, ...]:
-        """Where the final norm's weight lies."""
+    def outside(self) -> tuple[Piece, ...]:
+        """Where the final norm and biases of it and of the head lie."""
         return self._pieces[FINAL_NORM]
+
+    @property
+    def outside_places(self) -> tuple[Place, ...]:
+        """Those tensors, and where they lie in their unit."""
+        return self._layouts[FINAL_NORM].places
 
     def _rows(self, name: str, start: int, stop: int) -> tuple[Piece, ...]:
         (piece,) = self._pieces[name]

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from executor.adapters.base import CacheShape
 from executor.arena import Arena
 from planner.documents import ModelSpec, Policy, Workload
 from planner.memory import context_tokens, group_sequences
@@ -27,6 +28,8 @@ class GroupState:
         Where the buffers are cut from.
     model, policy, workload, dtype
         Sizes.
+    cache
+        What attention keeps of a token.
 
     Attributes
     ----------
@@ -45,6 +48,7 @@ class GroupState:
         policy: Policy,
         workload: Workload,
         dtype: torch.dtype,
+        cache: CacheShape,
     ) -> None:
         self.batch_size = policy.batch_size
         self.capacity = group_sequences(policy, workload)
@@ -52,20 +56,13 @@ class GroupState:
         self.prompt_tokens = workload.prompt_tokens
         self._hidden_size = model.hidden_size
         rows = self.capacity * workload.prompt_tokens
-        self._keys_values = _cut(
-            arena,
-            "kv",
-            "keys and values",
-            (
-                len(model.layers),
-                2,
-                self.capacity,
-                model.kv_heads,
-                self.context,
-                model.head_dim,
-            ),
-            dtype,
-        )
+        places = len(model.layers) * self.capacity * self.context
+        keys = places * cache.key_heads * cache.key_size
+        values = places * cache.value_heads * cache.value_size
+        both = _cut(arena, "kv", "keys and values", (keys + values,), dtype)
+        shape = (len(model.layers), self.capacity)
+        self._keys = both[:keys].view(*shape, cache.key_heads, self.context, cache.key_size)
+        self._values = both[keys:].view(*shape, cache.value_heads, self.context, cache.value_size)
         self._hidden = _cut(arena, "hidden", "residual", (rows, model.hidden_size), dtype)
         self._normed = _cut(arena, "hidden", "expert input", (rows, model.hidden_size), dtype)
         self._sums = _cut(arena, "hidden", "sums", (rows, model.hidden_size), torch.float32)
@@ -137,9 +134,8 @@ class GroupState:
         return self.starts[batch.stop] - self.starts[batch.start]
 
     def keys_values(self, layer: int, first: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of some sequences: two [sequences, kv_heads, context, head_dim]."""
-        pair = self._keys_values[layer]
-        return pair[0, first:stop], pair[1, first:stop]
+        """Keys and values of some sequences: two [sequences, heads, context, size]."""
+        return self._keys[layer, first:stop], self._values[layer, first:stop]
 
     def last_rows(self) -> tuple[torch.Tensor, list[int]]:
         """Hidden state of each unfinished sequence's last token, and which sequences they are."""

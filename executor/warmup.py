@@ -70,8 +70,8 @@ def _experts(device: Device, most_rows: int) -> None:
     counts = (1, most_rows) if width == 4 else (*range(1, 128), 128, 256, 512, most_rows)
     for rows in sorted({tile_of(count, width)[1] for count in counts if count <= most_rows}):
         hidden = torch.zeros(rows, weights.gate_up.shape[1], dtype=device.dtype)
-        both = functional.linear(hidden, weights.gate_up)
-        functional.linear(both[:, : weights.down.shape[1]], weights.down)
+        both = functional.linear(hidden, weights.gate_up, weights.gate_up_bias)
+        functional.linear(device.adapter.activate(both), weights.down, weights.down_bias)
 
 
 def _head(device: Device) -> None:

@@ -33,6 +33,7 @@ __all__ = [
     "expert_tile_rows",
     "group_sequences",
     "head_tile_bytes",
+    "outside_bytes",
     "read_buffer_bytes",
     "slot_bytes",
     "smallest_budget",
@@ -118,6 +119,12 @@ def head_tile_bytes(model: ModelSpec, tile_rows: int, dtype_bytes: int) -> int:
     return aligned(tile_rows * model.hidden_size * dtype_bytes + 2 * ALIGNMENT_BYTES)
 
 
+def outside_bytes(model: ModelSpec) -> int:
+    """Bytes of the final norm and of the head's bias: both are always there."""
+    bias = model.head_bytes % (model.vocab_size * model.hidden_size * model.dtype_bytes)
+    return model.final_norm_bytes + bias
+
+
 def slot_bytes(model: ModelSpec, tile_rows: int, dtype_bytes: int) -> int:
     """Device bytes of one streaming slot: the largest expert or head tile."""
     expert = max(layer.expert_bytes for layer in model.layers)
@@ -191,7 +198,7 @@ def account_device(
         "slots": policy.slots * slot_bytes(model, policy.head_tile_rows, dtype_bytes),
         "head": policy.resident_head_tiles
         * head_tile_bytes(model, policy.head_tile_rows, dtype_bytes)
-        + aligned(model.final_norm_bytes),
+        + aligned(outside_bytes(model)),
         "kv": aligned(
             sequences
             * context_tokens(workload)

@@ -7,16 +7,24 @@ from typing import Any
 
 import torch
 
-from executor.adapters.base import Adapter
+from executor.adapters.base import Adapter, CacheShape, ExpertWeights, FeedForward
 from planner.documents import ModelSpec
 from solvers.errors import UnsupportedError
 
-__all__ = ["FAMILIES", "Adapter", "make_adapter"]
+__all__ = [
+    "FAMILIES",
+    "Adapter",
+    "CacheShape",
+    "ExpertWeights",
+    "FeedForward",
+    "make_adapter",
+]
 
 FAMILIES: dict[str, tuple[str, str]] = {
     "mixtral": ("executor.adapters.mixtral", "MixtralAdapter"),
     "qwen3_moe": ("executor.adapters.qwen3_moe", "Qwen3MoeAdapter"),
     "olmoe": ("executor.adapters.olmoe", "OlmoeAdapter"),
+    "qwen2_moe": ("executor.adapters.qwen2_moe", "Qwen2MoeAdapter"),
 }
 
 

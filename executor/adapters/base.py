@@ -1,26 +1,64 @@
 """What a model family gives the runtime: its modules from transformers, without weights.
 
 The modules are built on the meta device, so that they own no memory; before a layer computes, its
-parameters are set to views of the slot that its dense part lies in.
+parameters are set to views of the slot that its dense part lies in. Experts are no modules: an
+adapter says how their tensors are laid out and what lies between their two products.
+``docs/adding-an-architecture.md`` shows how one is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Collection, Mapping
+from importlib import import_module
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from planner.documents import ModelSpec
+from planner.memory import EXPERT_TILE_ROWS
 from solvers.errors import UnsupportedError
 
-__all__ = ["Adapter", "Tensors"]
+__all__ = ["Adapter", "CacheShape", "ExpertWeights", "FeedForward", "Tensors"]
 
 Tensors = Mapping[str, torch.Tensor]
 """Tensors of a dense part by the parameter's name inside the layer's module."""
 
+Shapes = Mapping[str, tuple[int, ...]]
+
 _ACTIVATIONS = ("silu", "swish")
+
+
+class ExpertWeights(NamedTuple):
+    """One expert: ``gate_up`` [2 x intermediate, hidden], ``down`` [hidden, intermediate], and
+    their biases."""
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    gate_up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+
+
+class FeedForward(NamedTuple):
+    """A feed-forward that every token passes: a dense MLP or shared experts.
+
+    ``switch`` [1, hidden]: the result is multiplied by the sigmoid of its product with the input.
+    """
+
+    gate: torch.Tensor
+    up: torch.Tensor
+    down: torch.Tensor
+    switch: torch.Tensor | None = None
+
+
+class CacheShape(NamedTuple):
+    """What attention keeps of one token in each of two tensors: heads, and values of each."""
+
+    key_heads: int
+    key_size: int
+    value_heads: int
+    value_size: int
 
 
 class Adapter:
@@ -37,43 +75,137 @@ class Adapter:
 
     Attributes
     ----------
-    family
-        ``model_type`` that the class is for.
+    family, prefix
+        ``model_type`` that the class is for, and how transformers' names for it begin.
+    attention_kind
+        transformers' attention function; ``eager`` needs a mask of numbers always.
+    block, gate, shared
+        Names in transformers' modules: of the layer's feed-forward, of the router and of the
+        shared experts in it.
+    activations
+        Values of ``hidden_act`` that the experts' activation stands for.
+    float32_router
+        The router computes in float32 whatever the model's type, and may be stored in it.
+    longest_context
+        Longest context that is computed as transformers does; None: as long as the model allows.
+    embedding_scale, residual_scale, logits_scale
+        Factors of embedding rows and of what each half of a layer adds; divisor of logits.
+    head_bias
+        Bias of the head [vocabulary], or None.
     """
 
     family: ClassVar[str]
+    prefix: ClassVar[str]
+    attention_kind: ClassVar[str] = "sdpa"
+    block: ClassVar[str] = "mlp"
+    gate: ClassVar[str] = "gate"
+    shared: ClassVar[str] = "shared_experts"
+    activations: ClassVar[Collection[str]] = _ACTIVATIONS
+    float32_router: ClassVar[bool] = False
 
     def __init__(self, config: dict[str, Any], model: ModelSpec, dtype: torch.dtype) -> None:
         classes = self.classes()
-        self.config = classes["config"].from_dict(config)
-        self.config._attn_implementation = "sdpa"
-        activation = getattr(self.config, "hidden_act", None)
-        if activation not in _ACTIVATIONS:
-            raise UnsupportedError(
-                f"{model.name}: activation {activation!r} is not supported (supported: silu)"
-            )
-        self.model = model
-        self.dtype = dtype
+        self.model, self.dtype = model, dtype
+        try:
+            self.config = classes["config"].from_dict(config)
+        except (TypeError, ValueError, KeyError) as error:
+            why = " ".join(str(error).split())[:200]
+            raise self.refuse(f"transformers does not take its configuration: {why}") from error
+        self.config._attn_implementation = self.attention_kind
+        self.require("hidden_act", self.activations, what="activation")
+        self.check_config()
+        self.longest_context = self._longest_context()
+        self.embedding_scale = self.residual_scale = self.logits_scale = 1.0
+        self.head_bias: torch.Tensor | None = None
         with torch.device("meta"):
             self._layers = [
                 classes["layer"](self.config, index).eval() for index in range(len(model.layers))
             ]
             self._final_norm = classes["norm"](model.hidden_size, eps=self.config.rms_norm_eps)
-        self.rotary = classes["rotary"](self.config)
+        self._rotary = classes["rotary"](self.config)
         for layer, spec in zip(self._layers, model.layers, strict=True):
             if spec.experts:
                 # experts are ours: neither their memory nor their code is needed
-                del layer.mlp.experts
-        self._owners: list[dict[str, tuple[nn.Module, str]]] = [
-            _owners(layer) for layer in self._layers
-        ]
+                block = getattr(layer, self.block)
+                if not hasattr(block, "experts"):
+                    raise self.refuse(f"transformers' layer {spec.index} has no experts")
+                del block.experts
+        self._owners = [_owners(layer) for layer in self._layers]
+
+    # --- what a family may say of itself ------------------------------------------------------
 
     @classmethod
     def classes(cls) -> dict[str, Any]:
         """``config``, ``layer``, ``norm`` and ``rotary`` classes of transformers."""
-        raise NotImplementedError
+        package = f"transformers.models.{cls.family}"
+        configuration = import_module(f"{package}.configuration_{cls.family}")
+        modeling = import_module(f"{package}.modeling_{cls.family}")
+        return {
+            "config": getattr(configuration, f"{cls.prefix}Config"),
+            "layer": getattr(modeling, f"{cls.prefix}DecoderLayer"),
+            "norm": getattr(modeling, f"{cls.prefix}RMSNorm"),
+            "rotary": getattr(modeling, f"{cls.prefix}RotaryEmbedding"),
+        }
 
-    def check_roles(self, layer: int, roles: Sequence[str]) -> None:
+    def check_config(self) -> None:
+        """Refuse what the family's configuration may ask for and this adapter lacks.
+
+        Raises
+        ------
+        UnsupportedError
+            Naming the key and its value.
+        """
+
+    def cache_shape(self) -> CacheShape:
+        """What attention hands to the cache; its values are the document's KV bytes."""
+        heads, size = self.model.kv_heads, self.model.head_dim
+        return CacheShape(heads, size, heads, size)
+
+    def expert_weights(self, unit: torch.Tensor, shapes: Shapes) -> ExpertWeights:
+        """An expert's matrices as views of its unit.
+
+        Parameters
+        ----------
+        unit
+            All its values, one dimension, in the order of ``shapes``.
+        shapes
+            Shape of each of its tensors by role, in the order in which they lie.
+        """
+        rows, hidden = shapes["gate_proj.weight"]
+        values = 2 * rows * hidden
+        return ExpertWeights(
+            unit[:values].view(2 * rows, hidden),
+            unit[values : values + hidden * rows].view(hidden, rows),
+        )
+
+    def activate(self, both: torch.Tensor) -> torch.Tensor:
+        """What lies between an expert's two products; may overwrite ``both`` [rows, 2 x width]."""
+        width = both.shape[1] // 2
+        return functional.silu(both[:, :width], inplace=True).mul_(both[:, width:])
+
+    # --- helpers ------------------------------------------------------------------------------
+
+    def refuse(self, what: str) -> UnsupportedError:
+        """The error that refuses this model."""
+        return UnsupportedError(f"{self.model.name}: {what}")
+
+    def require(self, key: str, allowed: Collection[Any], *, what: str = "") -> None:
+        """Refuse a configuration whose ``key`` is none of ``allowed``."""
+        value = getattr(self.config, key, None)
+        if value not in allowed:
+            known = ", ".join(sorted({str(choice) for choice in allowed} - {"None", "swish"}))
+            raise self.refuse(f"{what or key} {value!r} is not supported (supported: {known})")
+
+    def _longest_context(self) -> int | None:
+        """Rotary embeddings that change with the context do so for a whole batch: up to here they
+        do not."""
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        if rope.get("rope_type") == "longrope":
+            limit = rope.get("original_max_position_embeddings")
+            return int(limit) if limit else None
+        return None
+
+    def check_roles(self, layer: int, roles: Collection[str]) -> None:
         """Refuse a layer whose tensors are not those of the module.
 
         Raises
@@ -86,23 +218,34 @@ class Adapter:
         if have != want:
             missing, unknown = sorted(want - have), sorted(have - want)
             what = f"lacks {missing[0]}" if missing else f"has an unknown {unknown[0]}"
-            raise UnsupportedError(f"{self.model.name}: layer {layer} {what}")
+            raise self.refuse(f"layer {layer} {what}")
 
     def bind(self, layer: int, tensors: Tensors) -> None:
         """Let a layer's modules compute from ``tensors``."""
         owners = self._owners[layer]
         for role, tensor in tensors.items():
-            module, name = owners[role]
+            table, name = owners[role]
             # a plain view, not a Parameter: nothing is copied and no gradient is kept
-            module._parameters[name] = tensor  # type: ignore[assignment]
+            table[name] = tensor
 
-    def bind_final_norm(self, weight: torch.Tensor) -> None:
-        """Let the final norm compute from ``weight``."""
-        self._final_norm._parameters["weight"] = weight
+    def bind_outside(self, tensors: Tensors) -> None:
+        """Let the final norm and the head compute from ``tensors``, by their full names."""
+        for role, tensor in tensors.items():
+            if role == "lm_head.bias":
+                self.head_bias = tensor
+            else:
+                self._final_norm._parameters[role.rsplit(".", 1)[1]] = tensor
+
+    # --- what a pass computes -----------------------------------------------------------------
 
     def window(self, layer: int) -> int | None:
         """Sliding-window length of a layer's attention."""
         return self.model.layers[layer].window
+
+    def rotary(self, like: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Rotary embedding of ``positions``: tensors [sequences, tokens, ...]."""
+        result: tuple[torch.Tensor, ...] = self._rotary(like, positions)
+        return result
 
     def input_norm(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
         """Norm before attention."""
@@ -113,7 +256,7 @@ class Adapter:
         self,
         layer: int,
         hidden: torch.Tensor,
-        rotary: tuple[torch.Tensor, torch.Tensor],
+        rotary: tuple[torch.Tensor, ...],
         mask: torch.Tensor | None,
         cache: Any,
     ) -> torch.Tensor:
@@ -131,13 +274,27 @@ class Adapter:
 
     def route(self, layer: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights and experts [rows, top_k] for normed ``rows`` [rows, hidden]."""
-        _, weights, experts = self._layers[layer].mlp.gate(rows)
-        return weights, experts
+        router = self.router(layer)
+        if not self.float32_router or len(rows) <= EXPERT_TILE_ROWS:
+            _, weights, experts = router(rows)
+            return weights, experts
+        # its input is copied to float32: not all of it at once
+        firsts = range(0, len(rows), EXPERT_TILE_ROWS)
+        parts = [router(rows[first : first + EXPERT_TILE_ROWS])[1:] for first in firsts]
+        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
-    def mlp_weights(self, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Gate, up and down matrices of a layer's dense MLP."""
-        mlp = self._layers[layer].mlp
-        return mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight
+    def router(self, layer: int) -> Any:
+        """A layer's router: from rows to logits, weights and experts."""
+        return getattr(getattr(self._layers[layer], self.block), self.gate)
+
+    def dense_mlp(self, layer: int) -> FeedForward:
+        """The feed-forward of a layer without experts."""
+        return _feed_forward(getattr(self._layers[layer], self.block))
+
+    def shared_experts(self, layer: int) -> FeedForward | None:
+        """What every token passes beside the experts that it chose, or None."""
+        module = getattr(getattr(self._layers[layer], self.block), self.shared, None)
+        return None if module is None else _feed_forward(module)
 
     def final_norm(self, rows: torch.Tensor) -> torch.Tensor:
         """Norm before the head."""
@@ -145,10 +302,19 @@ class Adapter:
         return result
 
 
-def _owners(layer: nn.Module) -> dict[str, tuple[nn.Module, str]]:
-    owners = {}
+def _feed_forward(module: Any) -> FeedForward:
+    return FeedForward(
+        module.gate_proj.weight, module.up_proj.weight, module.down_proj.weight, None
+    )
+
+
+def _owners(layer: nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
+    """The table of its module that holds each parameter or saved buffer, and its name there."""
+    owners: dict[str, tuple[dict[str, Any], str]] = {}
     for path, module in layer.named_modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                owners[f"{path}.{name}" if path else name] = (module, name)
+        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for table in tables:
+            for name, value in table.items():
+                if value is not None and name not in module._non_persistent_buffers_set:
+                    owners[f"{path}.{name}" if path else name] = (table, name)
     return owners

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from executor.adapters.base import Adapter
 
@@ -13,19 +13,4 @@ class MixtralAdapter(Adapter):
     """``mixtral``."""
 
     family: ClassVar[str] = "mixtral"
-
-    @classmethod
-    def classes(cls) -> dict[str, Any]:
-        from transformers.models.mixtral.configuration_mixtral import MixtralConfig
-        from transformers.models.mixtral.modeling_mixtral import (
-            MixtralDecoderLayer,
-            MixtralRMSNorm,
-            MixtralRotaryEmbedding,
-        )
-
-        return {
-            "config": MixtralConfig,
-            "layer": MixtralDecoderLayer,
-            "norm": MixtralRMSNorm,
-            "rotary": MixtralRotaryEmbedding,
-        }
+    prefix: ClassVar[str] = "Mixtral"

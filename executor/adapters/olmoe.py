@@ -1,8 +1,8 @@
-"""Olmoe: modules of transformers."""
+"""OLMoE: modules of transformers."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from executor.adapters.base import Adapter
 
@@ -13,19 +13,4 @@ class OlmoeAdapter(Adapter):
     """``olmoe``."""
 
     family: ClassVar[str] = "olmoe"
-
-    @classmethod
-    def classes(cls) -> dict[str, Any]:
-        from transformers.models.olmoe.configuration_olmoe import OlmoeConfig
-        from transformers.models.olmoe.modeling_olmoe import (
-            OlmoeDecoderLayer,
-            OlmoeRMSNorm,
-            OlmoeRotaryEmbedding,
-        )
-
-        return {
-            "config": OlmoeConfig,
-            "layer": OlmoeDecoderLayer,
-            "norm": OlmoeRMSNorm,
-            "rotary": OlmoeRotaryEmbedding,
-        }
+    prefix: ClassVar[str] = "Olmoe"
