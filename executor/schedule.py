@@ -60,6 +60,7 @@ class _Load:
     held: bool = True
     cancelled: bool = False
     age_ns: int = 0
+    arrival: int = 0
 
 
 class Schedule:
@@ -102,6 +103,9 @@ class Schedule:
         self._chain_load: _Load | None = None
         self._flying: _Load | None = None
         self._flying_bytes = 0
+        self._arrivals = 0
+        streaming = {u.stage for u in units.sizes if u.kind != "dense" and u not in units.resident}
+        self._share = max(policy.slots // max(len(streaming), 1), 1)
         self.wasted_bytes = 0
 
     # --- what the copy channel asks -----------------------------------------------------------
@@ -139,6 +143,8 @@ class Schedule:
         if load.copied_bytes < self._units.sizes[load.unit]:
             return False
         load.complete = True
+        self._arrivals += 1
+        load.arrival = self._arrivals
         if load is self._chain_load:
             self._chain_load = None
             self._chain_index += 1
@@ -153,7 +159,7 @@ class Schedule:
         load = self._loads.get(unit)
         if load is not None:
             return load
-        slot = self._take_slot()
+        slot = self._take_slot(unit.stage)
         if slot is None:
             return None
         kind = "copy_head" if unit.kind == "head" else "copy_demand"
@@ -184,9 +190,10 @@ class Schedule:
         else:
             if len(self._free) + len(self._cached) <= self._policy.reserve:
                 return None
-            taken = self._take_slot()
+            taken = self._take_slot(unit.stage)
             if taken is None:
-                raise RuntimeError("free and cached slots were counted wrongly")
+                # with lifo, the stage's share may be full of what is still needed
+                return None
             kind = "copy_head" if unit.kind == "head" else "copy_prefetch"
             load = self._start(unit, taken, self._chain_sequence, kind)
         self._chain_load = load
@@ -196,15 +203,27 @@ class Schedule:
         load = self._loads[unit] = _Load(unit, slot, sequence, kind)
         return load
 
-    def _take_slot(self) -> int | None:
-        if self._free:
+    def _take_slot(self, stage: int) -> int | None:
+        lifo = self._policy.eviction == "lifo"
+        own = lifo and self._slots_of(stage) >= self._share
+        if self._free and not own:
             return self._free.pop(0)
-        if not self._cached:
+        evictable = [
+            load for load in self._cached.values() if not own or load.unit.stage == stage
+        ]
+        if not evictable:
             return None
-        # the least recently used; equal ages go by stage, then index
-        victim = min(self._cached.values(), key=lambda load: (load.age_ns, load.unit))
+        if lifo:
+            victim = max(evictable, key=lambda load: load.arrival)
+        else:
+            # the least recently used; equal ages go by stage, then index
+            victim = min(evictable, key=lambda load: (load.age_ns, load.unit))
         del self._cached[victim.unit], self._loads[victim.unit]
         return victim.slot
+
+    def _slots_of(self, stage: int) -> int:
+        """Slots that hold experts or tiles of one stage."""
+        return sum(unit.stage == stage and unit.kind != "dense" for unit in self._loads)
 
     def _give_back(self, load: _Load) -> None:
         del self._loads[load.unit]
@@ -314,7 +333,7 @@ class Schedule:
             self._release(load)
 
     def _release(self, load: _Load) -> None:
-        if self._policy.eviction == "lru":
+        if self._policy.eviction != "none":
             load.held = False
             load.age_ns = self._clock()
             self._cached[load.unit] = load

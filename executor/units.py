@@ -127,7 +127,7 @@ def check_policy(model: ModelSpec, policy: Policy) -> None:
         raise DocumentError("plan: policy.reserve exceeds policy.slots")
     # a prefetch for a later stage may hold every slot but the reserve, and a cached expert that
     # the chain skipped may be evicted: without a reserve a demanded copy would wait for ever
-    if policy.reserve < 1 and (demanded or (streams and policy.eviction == "lru")):
+    if policy.reserve < 1 and (demanded or (streams and policy.eviction != "none")):
         raise DocumentError(
             "plan: policy.reserve is 0, but copies may be demanded; 1 or more are needed"
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
 from rich.text import Text
 
 from moeplan.output import human_bytes, human_number, human_time
-from planner.documents import ModelSpec, Plan, Range, Trace
+from planner.comparable import not_comparable
+from planner.documents import Hardware, ModelSpec, Plan, Range, Trace
 from planner.objectives import objective_named
 from solvers.errors import OptionError
 
@@ -18,7 +19,9 @@ __all__ = [
     "expert_map",
     "explain_plan",
     "explain_trace",
+    "gap_words",
     "memory_bars",
+    "note_list",
     "objective_words",
     "range_words",
     "tokens_per_second",
@@ -70,7 +73,7 @@ def _share(part: float, whole: float) -> str:
 
 
 def explain_plan(plan: Plan, model: ModelSpec | None = None) -> list[str]:
-    """Sentences about a plan, one paragraph an entry.
+    """Sentences about a plan, one paragraph an entry; its notes come apart.
 
     Parameters
     ----------
@@ -79,8 +82,15 @@ def explain_plan(plan: Plan, model: ModelSpec | None = None) -> list[str]:
     model
         The plan's model, where it is at hand: with it, numbers of experts are shares.
     """
-    notes = ["\n".join(f"- {note}" for note in plan.notes)] if plan.notes else []
-    return [_runs(plan), _keeps(plan, model), _promises(plan), _proof(plan), *notes]
+    return [_runs(plan), _keeps(plan, model), _promises(plan), _proof(plan)]
+
+
+def note_list(notes: Sequence[str]) -> Table:
+    """A plan's notes as a list for the terminal; lines that go on are indented."""
+    table = Table.grid(padding=(0, 1))
+    for note in notes:
+        table.add_row("•", Text(note))
+    return table
 
 
 def _runs(plan: Plan) -> str:
@@ -112,8 +122,9 @@ def _keeps(plan: Plan, model: ModelSpec | None) -> str:
     if experts is not None and resident == experts:
         return text + "No expert is ever copied again."
     text += (
-        f"Copied in each pass before the router has spoken: {_count(ahead, 'expert')}"
-        f" ({ahead / layers:.1f} a layer); what else is chosen is copied on demand. "
+        f"Candidates for copying before the router has spoken: {_count(ahead, 'expert')}"
+        f" ({ahead / layers:.1f} a layer), in a fixed order, as far as time and slots allow; what "
+        "the router chooses beyond is copied on demand. "
         f"{_count(policy.slots, 'slot')} for experts in flight"
     )
     if policy.reserve:
@@ -121,6 +132,7 @@ def _keeps(plan: Plan, model: ModelSpec | None) -> str:
     kept = {
         "none": "given back after use",
         "lru": "kept until the room is needed (least recently used first)",
+        "lifo": "kept until the layer's share of them is needed (last in, first out)",
     }[policy.eviction]
     return f"{text}; {kept}. {_count(policy.dense_slots, 'slot')} for dense parts."
 
@@ -145,15 +157,16 @@ def _promises(plan: Plan) -> str:
 
 
 _STOP_WORDS = {
-    "optimal": "searched to the end",
-    "time_limit": "stopped at its time limit",
-    "rule": "is a rule and does not search",
+    "optimal": "finished: its model of the problem holds nothing better",
+    "time_limit": "stopped at its limit of time or work",
+    "rule": "follows a rule and does not search",
     "interrupted": "was interrupted",
 }
 _BOUND_WORDS = {
-    "plan": "no plan of this form can be better than",
-    "clairvoyant": "not even a plan that knew the routing could be better than",
-    "physical": "the bytes and the arithmetic alone need",
+    "plan": "no plan that fixes its sets before routing is known takes less than",
+    "clairvoyant": "not even one that knows the routing beforehand, without caching, takes less "
+    "than",
+    "physical": "the computation alone takes",
 }
 
 
@@ -170,12 +183,17 @@ def objective_words(plan: Plan, value: float) -> str:
 
 
 def _proof(plan: Plan) -> str:
-    text = f"Solver {plan.solver} {_STOP_WORDS[plan.stop]}; objective {plan.objective_name}: "
-    text += objective_words(plan, plan.objective)
+    text = (
+        f"Objective {plan.objective_name}: {objective_words(plan, plan.objective)} on sequences "
+        f"kept apart for judging. Solver {plan.solver} {_STOP_WORDS[plan.stop]}"
+    )
     if plan.bound is not None and plan.bound_class is not None:
-        text += f"; {_BOUND_WORDS[plan.bound_class]} {objective_words(plan, plan.bound)}"
+        text += (
+            f". Bound, for plans with {_group_words(plan)} only: {_BOUND_WORDS[plan.bound_class]} "
+            f"{objective_words(plan, plan.bound)}"
+        )
         if plan.gap is not None:
-            text += f" (gap {100 * plan.gap:.2f}%)"
+            text += f"; {gap_words(plan)}"
     others = [(value, name) for name, value in plan.chosen_over.items() if value > 0]
     if others and plan.objective > 0:
         compared = ", ".join(
@@ -185,8 +203,25 @@ def _proof(plan: Plan) -> str:
     return text + "."
 
 
-def explain_trace(trace: Trace, plan: Plan | None = None) -> list[str]:
-    """Sentences about a run, beside what its plan promised where that is at hand."""
+def _group_words(plan: Plan) -> str:
+    return f"n x b = {plan.policy.n_batches} x {plan.policy.batch_size}"
+
+
+def gap_words(plan: Plan) -> str:
+    """What the gap says, and of which plans."""
+    text = f"gap {100 * (plan.gap or 0.0):.2f}%: no more than this can be saved with these n and b"
+    if plan.stop == "optimal" and plan.gap:
+        return f"{text}, and less where the bound is loose"
+    return text
+
+
+def explain_trace(
+    trace: Trace, plan: Plan | None = None, hardware: Hardware | None = None
+) -> list[str]:
+    """Sentences about a run, beside what its plan promised where that is at hand.
+
+    It is judged only where ``not_comparable`` (with ``hardware``) finds the work as planned.
+    """
     totals = trace.totals
     inter, intra = totals.bubble_inter_layer_ns, totals.bubble_intra_layer_ns
     pace = trace.paced_bytes_per_second
@@ -207,6 +242,9 @@ def explain_trace(trace: Trace, plan: Plan | None = None) -> list[str]:
     paragraphs = [text]
     if plan is not None:
         promised = plan.predicted.tokens_per_second
+        apart = not_comparable(plan, trace, hardware)
+        if apart is not None:
+            return [*paragraphs, f"Promised were tokens/s {range_words(promised)}; {apart}."]
         off = 100 * (measured / promised.value - 1) if promised.value else 0.0
         way = "faster" if off >= 0 else "slower"
         paragraphs.append(

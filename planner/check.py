@@ -65,8 +65,8 @@ def _check_policy(policy: Policy) -> list[Violation]:
     if policy.slots < 1 and (prefetches or tiles_stream):
         message = "experts or head tiles stream, but have no slot"
         found.append(Violation("slots", "policy.slots", message))
-    if policy.slots and policy.reserve < 1 and policy.eviction == "lru":
-        message = "with lru a copy on demand needs a slot that prefetches leave to it"
+    if policy.slots and policy.reserve < 1 and policy.eviction != "none":
+        message = f"with {policy.eviction} a copy on demand needs a slot that prefetches leave to it"
         found.append(Violation("reserve_missing", "policy.reserve", message))
     if policy.dense_slots < 1 and not all(layer.dense_resident for layer in policy.layers):
         message = "dense parts stream, but have no slot"

@@ -42,6 +42,7 @@ BASELINES: tuple[str, ...] = (
     "on-demand",
     "frequency",
     "lru",
+    "lifo",
     "flexgen",
     "klotski",
 )

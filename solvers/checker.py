@@ -97,7 +97,7 @@ def _check_slots(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
         yield Violation(
             "reserve", "reserve", f"{schedule.reserve} reserved of {schedule.slots} slots"
         )
-    if streams_item and schedule.reserve < 1 and (on_demand or schedule.eviction == "lru"):
+    if streams_item and schedule.reserve < 1 and (on_demand or schedule.eviction != "none"):
         message = "copies on demand need a slot that prefetches leave to them"
         yield Violation("reserve_missing", "reserve", message)
     largest = max((item.size_bytes for s, _ in pairs for item in s.items), default=0)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
-from solvers.outcome import Schedule, StageChoice
+from solvers.outcome import Eviction, Schedule, StageChoice
 from solvers.problem import Problem, Stage
 
 __all__ = ["START", "Layout", "settled", "smallest_capacity", "whole_in_memory"]
@@ -114,7 +113,7 @@ class Layout:
         self,
         prefetch: Sequence[Sequence[int]],
         reserve: int,
-        eviction: Literal["none", "lru"] = "none",
+        eviction: Eviction = "none",
     ) -> Schedule:
         """The finished schedule; residents are left out of ``prefetch`` ([stages] item lists).
 
@@ -137,14 +136,14 @@ def settled(
     slots: int,
     start_slots: int,
     reserve: int,
-    eviction: Literal["none", "lru"] = "none",
+    eviction: Eviction = "none",
 ) -> Schedule:
     """A schedule with these stages, and slots and reserve as they must be with them: none where
     nothing of the kind streams, and a reserve where a copy may be demanded."""
     pairs = list(zip(stages, problem.stages, strict=True))
     streams = any(len(choice.resident) < len(stage.items) for choice, stage in pairs)
     starts = any(stage.start and not choice.start_resident for choice, stage in pairs)
-    on_demand = eviction == "lru" or any(
+    on_demand = eviction != "none" or any(
         len(choice.resident) + len(choice.prefetch) < len(stage.items) for choice, stage in pairs
     )
     kept = slots if streams else 0

@@ -7,7 +7,7 @@ the rest of memory is slots.
 from __future__ import annotations
 
 from solvers.layout import START, Layout
-from solvers.outcome import Outcome, Stop
+from solvers.outcome import Eviction, Outcome, Stop
 from solvers.problem import Problem
 from solvers.strategy import Strategy
 
@@ -18,6 +18,7 @@ class Lru(Strategy):
     """See the module."""
 
     name = "lru"
+    eviction: Eviction = "lru"
 
     def arrange(self, problem: Problem, layout: Layout) -> Outcome:
         """Start units and sequential stages stay; what is left over becomes slots."""
@@ -35,4 +36,4 @@ class Lru(Strategy):
             more = layout.free_bytes // max(problem.slot_bytes, 1)
             layout.slots = min(layout.slots + more, max(total, layout.slots))
         nothing: list[tuple[int, ...]] = [()] * len(problem.stages)
-        return Outcome(Stop.RULE, layout.schedule(nothing, max(layout.slots - 1, 1), "lru"))
+        return Outcome(Stop.RULE, layout.schedule(nothing, max(layout.slots - 1, 1), self.eviction))

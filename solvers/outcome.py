@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal
 
-__all__ = ["Bound", "BoundClass", "Outcome", "Schedule", "StageChoice", "Stop"]
+__all__ = ["Bound", "BoundClass", "Eviction", "Outcome", "Schedule", "StageChoice", "Stop"]
+
+Eviction = Literal["none", "lru", "lifo"]
 
 
 class Stop(Enum):
@@ -42,14 +44,16 @@ class Schedule:
     reserve
         Item slots that prefetches leave to copies on demand.
     eviction
-        ``none``: a slot is free after its item's work; ``lru``: contents stay until it is taken.
+        ``none``: a slot is free after its item's work; ``lru``: contents stay until it is taken,
+        the least recently used first; ``lifo``: likewise, but each stage has its share of the slots
+        and gives up what came last.
     """
 
     stages: tuple[StageChoice, ...]
     slots: int
     start_slots: int
     reserve: int
-    eviction: Literal["none", "lru"] = "none"
+    eviction: Eviction = "none"
 
     def replace(self, **changes: Any) -> Schedule:
         """A copy with some fields changed."""

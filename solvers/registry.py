@@ -78,6 +78,7 @@ BACK_ENDS: dict[str, tuple[str, str]] = {
     "on-demand": ("solvers.on_demand", "OnDemand"),
     "frequency": ("solvers.frequency", "Frequency"),
     "lru": ("solvers.lru", "Lru"),
+    "lifo": ("solvers.lifo", "Lifo"),
     "flexgen": ("solvers.flexgen", "FlexGen"),
     "klotski": ("solvers.klotski", "Klotski"),
 }

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from solvers.outcome import Schedule
 from solvers.problem import Problem, Unit
 
-__all__ = ["Channel", "CopyPart"]
+__all__ = ["Channel", "CopyPart", "slot_share"]
 
 _KINDS = {"start": 0, "prefetch": 1, "demand": 2}
 _START = -1
@@ -42,6 +42,13 @@ class _Copy:
         self.begun_bytes = 0
 
 
+def slot_share(problem: Problem, schedule: Schedule) -> int:
+    """Slots of each stage whose items stream, with ``lifo``; one at least."""
+    pairs = zip(problem.stages, schedule.stages, strict=True)
+    streaming = sum(len(choice.resident) < len(stage.items) for stage, choice in pairs)
+    return max(schedule.slots // max(streaming, 1), 1)
+
+
 class Channel:
     """State of the channel and of all slots.
 
@@ -66,7 +73,11 @@ class Channel:
             ([_START] if streams else []) + list(choice.prefetch)
             for streams, choice in zip(self._streams_start, schedule.stages, strict=True)
         ]
-        self._lru = schedule.eviction == "lru"
+        self._caches = schedule.eviction != "none"
+        self._shares = slot_share(problem, schedule) if schedule.eviction == "lifo" else 0
+        self._held = [0] * self._count  # slots of each stage
+        self._landed = 0
+        self._came: dict[tuple[int, int], int] = {}  # what lies in a slot -> when it came
         self._reserve = schedule.reserve
         self._free = schedule.slots
         self._free_start = schedule.start_slots
@@ -143,6 +154,7 @@ class Channel:
                 partial.kind = "dropped"
                 self.wasted_bytes += partial.begun_bytes
                 self._free += 1
+                self._held[stage] -= 1
         copied = self._prefetched[stage]
         items = self._stages[stage].items
         if copied:
@@ -174,16 +186,35 @@ class Channel:
 
     def _leave(self, stage: int, item: int, now: int) -> None:
         """An item's slot is needed no longer."""
-        if self._lru:
+        if not self._caches:
+            self._free += 1
+            self._held[stage] -= 1
+        elif self._shares:
+            self._cached[stage, item] = self._came[stage, item]
+        else:
             self._cached[stage, item] = now
             heapq.heappush(self._ages, (now, stage, item))
-        else:
-            self._free += 1
 
-    def _take_slot(self) -> None:
-        if self._free:
+    def _take_slot(self, stage: int) -> bool:
+        """A slot for an item of this stage; returns whether there is one."""
+        own = self._shares > 0 and self._held[stage] >= self._shares
+        if self._free and not own:
             self._free -= 1
-            return
+        elif self._shares:
+            among = [key for key in self._cached if key[0] == stage or not own]
+            if not among:
+                return False
+            victim = max(among, key=self._cached.__getitem__)
+            del self._cached[victim], self._came[victim]
+            self._held[victim[0]] -= 1
+        elif self._cached:
+            self._evict_oldest()
+        else:
+            return False
+        self._held[stage] += 1
+        return True
+
+    def _evict_oldest(self) -> None:
         while True:
             age, stage, item = heapq.heappop(self._ages)
             if self._cached.get((stage, item)) == age:
@@ -244,6 +275,9 @@ class Channel:
         copy, self._flight = self._flight, None
         if copy is None or copy.left:
             return
+        if self._shares and copy.item != _START:
+            self._came[copy.here % self._count, copy.item] = self._landed
+            self._landed += 1
         if copy.kind == "demand":
             self._item_ended[copy.item] = self._now
             self._head += 1
@@ -260,8 +294,7 @@ class Channel:
             copy = self._queue[self._head]
             if copy.begun_bytes or copy.left < copy.unit.chunks:
                 return copy
-            if self._free or self._cached:
-                self._take_slot()
+            if self._take_slot(copy.here % self._count):
                 return copy
         if self._chain is None:
             self._chain = self._next_of_chain()
@@ -287,7 +320,8 @@ class Channel:
                 continue
             if self._free + len(self._cached) <= self._reserve:
                 return None
-            self._take_slot()
+            if not self._take_slot(stage):
+                return None
             return _Copy("prefetch", self._cursor, item, self._stages[stage].items[item])
         return None
 

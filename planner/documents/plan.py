@@ -99,7 +99,7 @@ class Policy:
     slots: Count
     dense_slots: Count
     reserve: Count
-    eviction: Literal["none", "lru"]
+    eviction: Literal["none", "lru", "lifo"]
     chunk_bytes: Annotated[int, Field(ge=4096)]
 
 

@@ -142,6 +142,35 @@ def test_never_a_whole_pass_ahead_nor_beyond_the_end() -> None:
     assert copy_all(last) == []
 
 
+def test_lifo_gives_up_what_came_last() -> None:
+    # all layers stream, the tiles stay: of six slots each layer has two
+    policy = replace(POLICY, eviction="lifo", slots=2 * LAYERS, resident_head_tiles=TILES)
+    base = units_of(())
+    units = Units(LAYERS, base.sizes, frozenset({tile(0), tile(1)}), (*base.chain[:-1], ()))
+    schedule = Schedule(policy, units, 3)
+
+    def demand(experts: list[int]) -> list[int]:
+        routed = schedule.route([expert(0, e) for e in experts])
+        copied = [row[2] for row in names(copy_all(schedule)) if row[0] == "copy_demand"]
+        for unit in (*routed.ready, *routed.demanded):
+            schedule.computed(unit)
+        schedule.check_integrity()
+        return copied
+
+    def next_pass(index: int) -> None:
+        for stage in range(1, LAYERS + 1):
+            schedule.enter(index - 1, stage)
+            schedule.route([tile(t) for t in range(TILES)] if stage == LAYERS else [])
+        schedule.enter(index, 0)
+
+    assert demand([3, 1]) == [3, 1]
+    next_pass(1)
+    # four slots are free, but the layer has its share: 1 came last and goes
+    assert demand([4]) == [4]
+    next_pass(2)
+    assert demand([3]) == []
+
+
 def test_lru_keeps_and_evicts() -> None:
     clock = iter(range(1000))
     policy = replace(POLICY, eviction="lru", slots=2, resident_head_tiles=TILES)
@@ -184,7 +213,7 @@ class Driver(RuleBasedStateMachine):
         slots=st.integers(1, 6),
         dense_slots=st.integers(1, 3),
         reserve=st.integers(1, 3),
-        eviction=st.sampled_from(["none", "lru"]),
+        eviction=st.sampled_from(["none", "lru", "lifo"]),
         prefetch=st.permutations(range(EXPERTS)).flatmap(
             lambda order: st.integers(0, EXPERTS).map(lambda n: tuple(order[:n]))
         ),

@@ -15,7 +15,7 @@ from executor.units import Unit, Units
 from executor.virtual import VirtualResult, VirtualStage, run_virtual
 from planner.documents import LayerPolicy, Policy
 from solvers.errors import RunError
-from solvers.outcome import Schedule, StageChoice
+from solvers.outcome import Eviction, Schedule, StageChoice
 from solvers.problem import Problem, Scenarios, Stage
 from solvers.problem import Unit as ProblemUnit
 from solvers.replay import Replay, replay
@@ -84,7 +84,7 @@ def cases(draw: st.DrawFn) -> Case:
     weight = np.ones(passes, dtype=np.int64)
     scenarios = Scenarios(prologue, lead, demand, work, epilogue, weight)
     slots = draw(st.integers(1, 7))
-    eviction: Literal["none", "lru"] = draw(st.sampled_from(["none", "lru"]))
+    eviction: Eviction = draw(st.sampled_from(["none", "lru", "lifo"]))
     schedule = Schedule(
         tuple(choices), slots, draw(st.integers(1, 3)), draw(st.integers(1, slots)), eviction
     )

@@ -109,7 +109,7 @@ def random_schedule(rng: np.random.Generator, problem: Problem) -> Schedule:
         slots,
         int(rng.integers(1, 3)),
         int(rng.integers(1, slots + 1)),
-        "lru" if rng.random() < 0.4 else "none",
+        ("none", "none", "none", "lru", "lru", "lifo", "lifo")[int(rng.integers(0, 7))],
     )
 
 
@@ -141,6 +141,9 @@ class SlowReplay:
         self.queue: list[list[Any]] = []
         self.ready: set[tuple[int, int]] = set()
         self.cache: dict[tuple[int, int], int] = {}
+        self.landed: dict[tuple[int, int], int] = {}
+        self.copies_ended = 0
+        self.slots_of = [0] * self.count
         self.on_channel: list[Any] | None = None
         self.chunk_ends = 0
         self.bytes = 0
@@ -232,29 +235,49 @@ class SlowReplay:
                 partial[0] = "dropped"
                 self.wasted += partial[4]
                 self.free += 1
+                self.slots_of[stage] -= 1
         self.queue = queue
         return ready, [copy[2] for copy in queue]
 
     def _used(self, stage: int, item: int) -> None:
         if self.schedule.eviction == "lru":
             self.cache[stage, item] = self.now
+        elif self.schedule.eviction == "lifo":
+            self.cache[stage, item] = self.landed[stage, item]
         else:
             self.free += 1
+            self.slots_of[stage] -= 1
 
-    def _take(self) -> None:
-        if self.free:
+    def _takes(self, stage: int) -> bool:
+        """Take a slot for an item of ``stage``, if there is one."""
+        victims = dict(self.cache)
+        if self.schedule.eviction == "lifo" and self.slots_of[stage] >= self._share():
+            victims = {key: age for key, age in victims.items() if key[0] == stage}
+        elif self.free:
             self.free -= 1
-        else:
-            oldest = min(self.cache, key=lambda key: (self.cache[key], key))
-            del self.cache[oldest]
+            self.slots_of[stage] += 1
+            return True
+        if not victims:
+            return False
+        way = -1 if self.schedule.eviction == "lifo" else 1
+        victim = min(victims, key=lambda key: (way * victims[key], key))
+        del self.cache[victim]
+        self.slots_of[victim[0]] -= 1
+        self.slots_of[stage] += 1
+        return True
+
+    def _share(self) -> int:
+        streaming = [
+            stage
+            for stage, choice in zip(self.problem.stages, self.schedule.stages, strict=True)
+            if len(choice.resident) < len(stage.items)
+        ]
+        return max(1, self.schedule.slots // max(1, len(streaming)))
 
     def _choose(self) -> None:
         copy = None
         if self.queue:
-            if self.queue[0][5]:
-                copy = self.queue[0]
-            elif self.free or self.cache:
-                self._take()
+            if self.queue[0][5] or self._takes(self.queue[0][1] % self.count):
                 copy = self.queue[0]
         if copy is None:
             while self.chain is None and self.chain_todo:
@@ -268,10 +291,10 @@ class SlowReplay:
                 elif (here % self.count, item) in self.cache:
                     self.chain_todo.pop(0)
                     continue
-                elif self.free + len(self.cache) <= self.schedule.reserve:
+                elif self.free + len(self.cache) <= self.schedule.reserve or not self._takes(
+                    here % self.count
+                ):
                     break
-                else:
-                    self._take()
                 self.chain_todo.pop(0)
                 self.chain = ["chain", here, item, self._unit(here, item).chunks, 0, True]
             copy = self.chain
@@ -292,6 +315,7 @@ class SlowReplay:
         if copy[3] or copy[0] == "dropped":
             return
         self.ready.add((copy[1], copy[2]))
+        self.landed[copy[1] % self.count, copy[2]] = self.copies_ended = self.copies_ended + 1
         if copy[0] == "demand":
             self.queue.pop(0)
         else:

@@ -136,6 +136,35 @@ def test_lru_evicts_the_least_recently_used(make: Any) -> None:
     assert result.copied_bytes.tolist() == [2, 1, 1]
 
 
+def test_lifo_gives_up_what_came_last(make: Any) -> None:
+    # two slots, demands 0+1, then 2, then 0: item 1 (more rows) came first, item 0 last; item 2
+    # takes the slot of item 0, which pass 2 copies again, and pass 3 finds item 1 still there
+    problem = one_stage(make, 3, 30, [1, 2, 0])
+    demand = [[[1, 2, 0]], [[0, 0, 1]], [[1, 0, 0]], [[0, 1, 0]]]
+    problem = problem.replace(scenarios=make.scenarios(demand))
+    result = replay(problem, Schedule(choose(), 2, 0, 1, "lifo"))
+    assert result.copied_bytes.tolist() == [2, 1, 1, 0]
+    # lru gives up item 1 for item 2, and still has item 0
+    lru = replay(problem, Schedule(choose(), 2, 0, 1, "lru"))
+    assert lru.copied_bytes.tolist() == [2, 1, 0, 1]
+
+
+def test_lifo_shares_the_slots_among_the_stages(make: Any) -> None:
+    # two stages with items, two slots: one each. In stage 0 item 0 and then item 1 go through its
+    # one slot, while stage 1's item stays: pass 1 copies only both of stage 0's, which then has
+    # item 1 (item 0 with more rows is first each time)
+    scenarios = make.scenarios([[[2, 1], [1, 0]], [[2, 1], [1, 0]]])
+    stage = Stage(None, (make.unit(30),) * 2)
+    problem = Problem((stage, stage), scenarios, 100, 1)
+    schedule = Schedule((StageChoice(), StageChoice()), 2, 0, 1, "lifo")
+    result = replay(problem, schedule)
+    # pass 1: item 1 is there and computed first, item 0 takes its slot after that
+    assert result.copied_bytes.tolist() == [3, 1]
+    # stage 0: lead 100, copies 100-130, work 130-150, copy 150-180, work 180-190;
+    # stage 1: lead until 290, copy 290-320, work until 330
+    assert result.pass_end_ns.tolist()[0] == 330
+
+
 def test_deadlock_is_an_error_not_a_hang(make: Any) -> None:
     # two stages, one slot, nothing reserved: stage 1's prefetch holds the slot that stage 0 needs
     scenarios = make.scenarios([[[1], [1]]])
