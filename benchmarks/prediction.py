@@ -1,31 +1,34 @@
 """Predicted against measured throughput over a grid of checkpoints, budgets and requests.
 
-    python -m benchmarks.prediction CHECKPOINT ... --memory 0.45 1.1 --requests 1 8 64
-
-(As a module: the script's own folder has a file of the name of a package.)
+    python benchmarks/prediction.py CHECKPOINT ... --memory 0.45 1.1 --requests 1 8 64
 
 Each checkpoint is packed and profiled once, before all of its runs. Each cell is planned and then
 run several times, each time with a fresh engine; the median counts, no cell is left out. Budgets
 are fractions of the checkpoint's weights. The machine's drift (a fixed operation's time now over
-its time while profiling) is printed beside each cell and corrects nothing.
+its time while profiling) is printed beside each cell and corrects nothing. Errors are measured
+against predicted: (measured - predicted) / predicted.
 """
 
+# ruff: noqa: E402 (the search path comes before the imports)
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
+# not the script's own folder, which has a file of the name of a package
+sys.path[:] = [one for one in sys.path if Path(one).resolve() != Path(__file__).resolve().parent]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import argparse
 import dataclasses
 import json
 import random
 import statistics
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from executor import Engine, pack
 from executor.tokenizer import load_tokenizer
@@ -118,7 +121,7 @@ def run_cell(
         low=rate.predicted.low,
         high=rate.predicted.high,
         measured=tuple(round(one.tokens_per_second.measured, 2) for one in found),
-        error=rate.predicted.value / rate.measured - 1,
+        error=rate.measured / rate.predicted.value - 1,
         inside=rate.inside,
         drift=statistics.median(reference.samples) / profile.costs.reference_ns.value,
         kinds={kind.name: (kind.predicted, kind.measured) for kind in middle.kinds},

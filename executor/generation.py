@@ -132,4 +132,5 @@ class Generation:
             device_peak_bytes=ledger.peak_bytes,
             device_budget_bytes=ledger.budget_bytes,
             process_peak_bytes=peak_resident_bytes(),
+            requests=len(self._prompts),
         )

@@ -117,7 +117,7 @@ function draw() {
       if (right < gutter || left > width || left + ctx.measureText(label).width < free) continue;
       ctx.fillStyle = css("--soft"); ctx.fillRect(left, top + 4, 1, HEAD + RULER - 4);
       const px = Math.max(left + 4, free);
-      if (px >= free && px + ctx.measureText(label).width < right) { ctx.fillText(label, px, top + HEAD / 2); free = px + ctx.measureText(label).width + 8; }
+      if (px + ctx.measureText(label).width < Math.min(right, width)) { ctx.fillText(label, px, top + HEAD / 2); free = px + ctx.measureText(label).width + 8; }
     }
     ctx.restore();
     ctx.fillStyle = css("--soft");
@@ -134,7 +134,7 @@ function drawStages(ctx, track, top, zero, x) {
     return { left, room: (next ? x(next[0] - zero) : Infinity) - left, label, wide: ctx.measureText(label).width + 8 };
   }).filter((s) => s.left >= gutter - 1 && s.left < width);
   for (const one of [...seen.filter((s) => s.room >= s.wide), ...seen.filter((s) => s.room < s.wide)]) {
-    if (taken.some(([from, to]) => one.left < to && one.left + one.wide > from)) continue;
+    if (one.left + one.wide - 5 > width || taken.some(([from, to]) => one.left < to && one.left + one.wide > from)) continue;
     taken.push([one.left, one.left + one.wide]);
     ctx.beginPath(); ctx.moveTo(one.left, low); ctx.lineTo(one.left, low + tall); ctx.stroke();
     ctx.fillText(one.label, one.left + 3, low + RULER / 2);

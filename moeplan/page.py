@@ -15,7 +15,8 @@ from typing import Any
 
 from moeplan.output import human_bytes, human_number, human_time
 from moeplan.words import PURPOSE_WORDS, explain_plan, explain_trace, tokens_per_second
-from planner.documents import ModelSpec, Plan, Timeline, Trace
+from planner.comparable import not_comparable
+from planner.documents import Hardware, ModelSpec, Plan, Timeline, Trace
 
 __all__ = ["KIND_GROUPS", "MOST_EVENTS", "build_page"]
 
@@ -57,7 +58,12 @@ _KINDS = list(KIND_GROUPS)
 _LANES = ("compute", "cpu", "disk", "h2d", "d2h")
 
 
-def build_page(plan: Plan | None, trace: Trace | None, model: ModelSpec | None = None) -> str:
+def build_page(
+    plan: Plan | None,
+    trace: Trace | None,
+    model: ModelSpec | None = None,
+    hardware: Hardware | None = None,
+) -> str:
     """The page for a plan, a trace, or both.
 
     Parameters
@@ -66,6 +72,8 @@ def build_page(plan: Plan | None, trace: Trace | None, model: ModelSpec | None =
         At least one of them.
     model
         The plan's model, where it is at hand: with it the expert map has every expert.
+    hardware
+        What the plan was made for, where it is at hand: see ``not_comparable``.
 
     Returns
     -------
@@ -86,7 +94,13 @@ def build_page(plan: Plan | None, trace: Trace | None, model: ModelSpec | None =
     experts = _experts(plan, trace, model) if plan is not None else None
     paragraphs = explain_plan(plan, model) if plan is not None else []
     if trace is not None:
-        paragraphs += explain_trace(trace, plan)
+        paragraphs += explain_trace(trace, plan, hardware)
+    apart = None
+    if plan is not None and trace is not None:
+        apart = not_comparable(plan, trace, hardware)
+    words = "".join(f"<p>{escape(paragraph)}</p>" for paragraph in paragraphs)
+    if plan is not None and plan.notes:
+        words += f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in plan.notes)}</ul>"
     heading, subtitle = _heading(plan, trace)
     data = {
         "tracks": tracks,
@@ -99,11 +113,11 @@ def build_page(plan: Plan | None, trace: Trace | None, model: ModelSpec | None =
         "title": escape(f"moeplan: {heading}"),
         "heading": escape(heading),
         "subtitle": escape(subtitle),
-        "cards": _cards(plan, trace),
-        "kinds": _kind_table(plan, trace),
+        "cards": _cards(plan, trace, apart),
+        "kinds": _kind_table(plan, trace, apart is None),
         "memory": _memory(plan),
         "experts": _expert_section(experts),
-        "words": "".join(f"<p>{escape(paragraph)}</p>" for paragraph in paragraphs),
+        "words": words,
         "kept": escape(_kept(trace, cut)),
         "footer": escape(f"Made by moeplan {version('moeplan')}."),
         # "<" is escaped, so that no text in the data can end the script element
@@ -168,7 +182,7 @@ def _card(value: str, label: str) -> str:
     return f'<div class="card"><b>{escape(value)}</b><span>{escape(label)}</span></div>'
 
 
-def _cards(plan: Plan | None, trace: Trace | None) -> str:
+def _cards(plan: Plan | None, trace: Trace | None, apart: str | None) -> str:
     cards = []
     if plan is not None:
         speed = plan.predicted.tokens_per_second
@@ -182,9 +196,11 @@ def _cards(plan: Plan | None, trace: Trace | None) -> str:
         measured = tokens_per_second(trace)
         cards.append(_card(f"{human_number(measured)}", "tokens/s measured, prefill included"))
     if plan is not None:
-        if trace is not None and plan.predicted.tokens_per_second.value:
+        if apart is not None:
+            cards.append(_card("other work", apart))
+        elif trace is not None and plan.predicted.tokens_per_second.value:
             off = 100 * (tokens_per_second(trace) / plan.predicted.tokens_per_second.value - 1)
-            cards.append(_card(f"{off:+.1f}%", "measured against predicted"))
+            cards.append(_card(f"{off:+.1f}%", "measured against predicted tokens/s"))
         policy, account = plan.policy, plan.memory["device"]
         cards.append(
             _card(f"{policy.n_batches} × {policy.batch_size}", "batches × sequences in a group")
@@ -196,7 +212,8 @@ def _cards(plan: Plan | None, trace: Trace | None) -> str:
             )
         )
         if plan.gap is not None:
-            cards.append(_card(f"{100 * plan.gap:.2f}%", "gap: at most this far from the best"))
+            least = f"at most this far from the best with n × b = {policy.n_batches} × "
+            cards.append(_card(f"{100 * plan.gap:.2f}%", f"gap: {least}{policy.batch_size}"))
     if trace is not None and plan is None:
         totals = trace.totals
         cards.append(_card(human_time(totals.wall_ns), "in all"))
@@ -204,8 +221,8 @@ def _cards(plan: Plan | None, trace: Trace | None) -> str:
     return "".join(cards)
 
 
-def _kind_table(plan: Plan | None, trace: Trace | None) -> str:
-    """Time of each kind of operation, predicted beside measured."""
+def _kind_table(plan: Plan | None, trace: Trace | None, judged: bool) -> str:
+    """Time of each kind of operation, predicted beside measured; their ratio where ``judged``."""
     columns: list[tuple[str, dict[str, int]]] = []
     if plan is not None:
         columns.append(("predicted", dict(plan.predicted.totals.duration_by_kind_ns)))
@@ -215,25 +232,31 @@ def _kind_table(plan: Plan | None, trace: Trace | None) -> str:
         )
     kinds = [kind for kind in _KINDS if any(column.get(kind) for _, column in columns)]
     most = max([value for _, column in columns for value in column.values()], default=0) or 1
+    ratios = judged and len(columns) == 2
     head = "".join(f"<th>{name}</th>" for name, _ in columns)
-    if len(columns) == 2:
-        head += '<th title="predicted / measured">ratio</th>'
+    if ratios:
+        head += '<th title="measured / predicted">ratio</th>'
     rows = []
     for kind in kinds:
         cells = "".join(f"<td>{human_time(column.get(kind, 0))}</td>" for _, column in columns)
-        if len(columns) == 2:
+        if ratios:
             first, second = (column.get(kind, 0) for _, column in columns)
-            cells += f"<td>{first / second:.2f}</td>" if second else "<td>–</td>"
+            cells += f"<td>{second / first:.2f}</td>" if first else "<td>–</td>"
         meters = "".join(
-            f'<span class="meter" style="width:{100 * column.get(kind, 0) / most:.2f}%"></span>'
-            for _, column in columns
+            f'<span class="meter {title}" style="width:{100 * column.get(kind, 0) / most:.2f}%">'
+            "</span>"
+            for title, column in columns
         )
         name = escape(kind.replace("_", " "))
         rows.append(f'<tr><td>{name}</td>{cells}<td class="bars">{meters}</td></tr>')
+    legend = "".join(f'<li><i class="{name}"></i>{name}</li>' for name, _ in columns)
+    if ratios:
+        legend += "<li>ratio: measured / predicted</li>"
     return (
         "<section><h2>Where the time goes</h2>"
-        f'<div class="wide"><table><thead><tr><th>operation</th>{head}<th></th></tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div></section>"
+        f'<div class="wide"><table class="kinds"><thead><tr><th>operation</th>{head}<th></th></tr>'
+        f"</thead><tbody>{''.join(rows)}</tbody></table></div>"
+        f'<ul class="legend">{legend}</ul></section>'
     )
 
 

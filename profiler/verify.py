@@ -1,4 +1,8 @@
-"""Predicted against measured: by operation kind, and the whole run."""
+"""Measured against predicted: by operation kind, and the whole run.
+
+Everywhere the same way round: a ratio is measured / predicted, an error (measured - predicted) /
+predicted, so that 2.0 or +100% is twice what was predicted.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from planner.documents import Plan, Range, Trace, document_hash
+from planner.comparable import not_comparable
+from planner.documents import Hardware, Plan, Range, Trace, document_hash
 from planner.documents.costs import OperationKind
 from planner.documents.timeline import EventKind
 from solvers.errors import StaleError
@@ -25,7 +30,7 @@ class Comparison:
     predicted, measured
         In ns or bytes.
     ratio
-        predicted / measured; None where nothing was measured.
+        measured / predicted; None where nothing was predicted.
     """
 
     name: str
@@ -36,14 +41,14 @@ class Comparison:
     @classmethod
     def of(cls, name: str, predicted: int, measured: int) -> Comparison:
         """With its ratio."""
-        return cls(name, predicted, measured, predicted / measured if measured else None)
+        return cls(name, predicted, measured, measured / predicted if predicted else None)
 
 
 @dataclass(frozen=True, slots=True)
 class RateComparison:
     """Tokens/s, predicted with an interval and measured.
 
-    ``error`` = predicted / measured - 1; None where nothing was measured.
+    ``error`` = (measured - predicted) / predicted; None where either is missing.
     """
 
     predicted: Range
@@ -55,7 +60,7 @@ class RateComparison:
     def of(cls, predicted: Range, tokens: int, duration_ns: int) -> RateComparison:
         """From a count and the time that it took."""
         measured = tokens * 1e9 / duration_ns if duration_ns else 0.0
-        error = predicted.value / measured - 1 if measured else None
+        error = measured / predicted.value - 1 if measured and predicted.value else None
         return cls(predicted, measured, error, predicted.low <= measured <= predicted.high)
 
 
@@ -77,6 +82,9 @@ class Verification:
         From the disk, in bytes.
     notes
         Sentences for the reader: where the run was not what the plan was made for.
+    not_comparable
+        Why nothing here judges the prediction: the run did other work than planned, or the disk
+        was paced otherwise; None where it judges.
     """
 
     tokens_per_second: RateComparison
@@ -91,14 +99,17 @@ class Verification:
     unaccounted_ns: int
     device_peak_bytes: Comparison
     notes: tuple[str, ...]
+    not_comparable: str | None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
         return dataclasses.asdict(self)
 
 
-def verify(plan: Plan, trace: Trace) -> Verification:
-    """Compare ``plan``'s prediction with what ``trace`` measured.
+def verify(plan: Plan, trace: Trace, hardware: Hardware | None = None) -> Verification:
+    """Compare what ``trace`` measured with ``plan``'s prediction.
+
+    With the ``hardware`` that the plan was made for, the disk's pace is compared, too.
 
     Raises
     ------
@@ -118,13 +129,17 @@ def verify(plan: Plan, trace: Trace) -> Verification:
     account = plan.memory["device"]
     asked = plan.workload.requests * plan.workload.new_tokens
     notes = []
-    if measured.new_tokens != asked:
+    apart = not_comparable(plan, trace, hardware)
+    if apart is not None:
+        notes.append(apart)
+    elif measured.new_tokens != asked:
         notes.append(
             f"the plan is for {asked:,} new tokens, the run made {measured.new_tokens:,}: "
             "times and bytes are not of the same work"
         )
     # each request's first new token comes out of prefill
-    decoded = max(measured.new_tokens - plan.workload.requests, 0)
+    requests = plan.workload.requests if measured.requests is None else measured.requests
+    decoded = max(measured.new_tokens - requests, 0)
     return Verification(
         tokens_per_second=RateComparison.of(
             plan.predicted.tokens_per_second, measured.new_tokens, measured.wall_ns
@@ -151,6 +166,7 @@ def verify(plan: Plan, trace: Trace) -> Verification:
             "device_peak_bytes", account.peak_bytes, measured.device_peak_bytes
         ),
         notes=tuple(notes),
+        not_comparable=apart,
     )
 
 

@@ -13,6 +13,7 @@ import typer
 from moeplan.output import Reporter
 from moeplan.words import decode_tokens_per_second, tokens_per_second
 from planner.documents import (
+    Hardware,
     ModelSpec,
     Plan,
     Trace,
@@ -31,6 +32,7 @@ __all__ = [
     "Requests",
     "Seed",
     "TimeLimit",
+    "hardware_of",
     "model_of",
     "plain",
     "plan_summary",
@@ -102,6 +104,19 @@ def model_of(plan: Plan) -> ModelSpec | None:
         return None
     same = document_hash(model) == plan.inputs.model
     return model if same and len(model.layers) == len(plan.policy.layers) else None
+
+
+def hardware_of(plan: Plan, profile: Path | None = None) -> Hardware | None:
+    """The hardware that a plan was made for; None where its profile is gone or has changed."""
+    folder = profile if profile is not None else Path(plan.locations.profile)
+    path = folder / "hardware.json"
+    if not path.is_file():
+        return None
+    try:
+        hardware = load_document(Hardware, path)
+    except DocumentError:
+        return None
+    return hardware if document_hash(hardware) == plan.inputs.hardware else None
 
 
 def plain(value: Any) -> Any:

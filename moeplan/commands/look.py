@@ -9,12 +9,19 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from moeplan.commands.common import Json, model_of, plan_summary, reporter_of, trace_summary
+from moeplan.commands.common import (
+    Json,
+    hardware_of,
+    model_of,
+    plan_summary,
+    reporter_of,
+    trace_summary,
+)
 from moeplan.options import check_output
 from moeplan.output import Reporter
 from moeplan.page import build_page
 from moeplan.terminal import draw_pass, pass_indices
-from moeplan.words import expert_map, explain_plan, explain_trace, memory_bars
+from moeplan.words import expert_map, explain_plan, explain_trace, memory_bars, note_list
 from planner.documents import (
     DOCUMENTS,
     ModelSpec,
@@ -105,12 +112,15 @@ def show(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Explain a plan or a run: words, memory, and one pass as a timeline."""
+    """Explain a plan or a run: words, memory, and one pass as a timeline; or as an HTML page."""
     reporter = reporter_of(ctx)
     plan, trace = _plan_and_trace(documents)
     if html is not None:
         check_output(html, "--html", documents)
     model = model_of(plan) if plan is not None else None
+    hardware = hardware_of(plan) if plan is not None else None
+    if html is not None and pass_index is not None:
+        raise OptionError("--pass has no effect on the page of --html, which has every pass")
     drawn = []
     for name, timeline in (
         ("predicted", plan.predicted.timeline if plan is not None else None),
@@ -118,20 +128,23 @@ def show(
     ):
         if timeline is not None and pass_indices(timeline):
             drawn.append((name, timeline, _pick_pass(timeline, pass_index, name)))
-    if not as_json:
+    if html is not None:
+        write_atomic(html, build_page(plan, trace, model, hardware).encode())
+        reporter.show(Text(f"The report is in {html}"))
+    elif not as_json:
         if plan is not None:
             _say(reporter, explain_plan(plan, model))
+            if plan.notes:
+                reporter.show(note_list(plan.notes))
+                reporter.show("")
             _memory(reporter, plan, model)
         if trace is not None:
-            _say(reporter, explain_trace(trace, plan))
+            _say(reporter, explain_trace(trace, plan, hardware))
         for name, timeline, index in drawn:
             width = reporter.console.width
             phase = "prefill" if index == 0 else f"pass {index}"
             reporter.show(Text(f"\n{name}, {phase}", "bold"))
             reporter.show(draw_pass(timeline, index, _head_layer(plan, timeline), width))
-    if html is not None:
-        write_atomic(html, build_page(plan, trace, model).encode())
-        reporter.show(Text(f"\nThe report is in {html}"))
     reporter.result(
         {
             "plan": plan_summary(plan) if plan is not None else None,

@@ -35,7 +35,7 @@ from moeplan.options import (
     split_names,
 )
 from moeplan.output import SearchSteps, human_bytes, human_time
-from moeplan.words import explain_plan, memory_bars
+from moeplan.words import explain_plan, memory_bars, note_list
 from planner.documents import Channel, ProfileIndex, document_hash, write_document
 from planner.profiles import Profile, load_profile
 from solvers.errors import OptionError
@@ -250,6 +250,9 @@ def plan(
     write_document(made, out)
     for paragraph in explain_plan(made, model_of(made)):
         reporter.show(Text(paragraph + "\n"))
+    if made.notes:
+        reporter.show(note_list(made.notes))
+        reporter.show("")
     account = made.memory["device"]
     reporter.show(memory_bars(account.by_purpose, account.capacity_bytes))
     reporter.show(Text(f"\nThe plan is in {out}"))

@@ -11,10 +11,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from moeplan.commands.common import Json, plain, reporter_of, trace_summary
+from moeplan.commands.common import Json, hardware_of, plain, reporter_of, trace_summary
 from moeplan.options import check_output, optional_bandwidth, read_prompts
 from moeplan.output import human_bytes, human_number, human_time
 from moeplan.words import explain_trace
+from planner.comparable import disk_pace, pace_words
 from planner.documents import Plan, Trace, load_document, write_atomic, write_document
 from planner.profiles import load_profile
 from solvers.errors import OptionError
@@ -99,8 +100,17 @@ def run(
     if out is not None and trace is not None and out.absolute() == trace.absolute():
         raise OptionError(f"--out and --trace both name {out}")
     pace = optional_bandwidth(disk_bandwidth, "--disk-bandwidth")
-    if pace is None:
-        pace = _profiled_pace(profile if profile is not None else Path(plan.locations.profile))
+    hardware = hardware_of(plan, profile)
+    if hardware is not None:
+        planned = disk_pace(hardware)
+        if pace is None:
+            # as it was profiled, so that a run is like its prediction
+            pace = planned
+        elif pace != planned:
+            reporter.note(
+                f"moeplan: the plan was made for a disk {pace_words(planned)}; its prediction is "
+                f"not for one {pace_words(pace)}"
+            )
     from executor import Engine
 
     with reporter.steps("load") as progress:
@@ -129,10 +139,11 @@ def run(
         write_atomic(out, text.encode())
     else:
         for line in lines:
-            reporter.show(Text(f"{line['prompt']}", "dim").append(f"{line['text']}\n", "default"))
+            answer = (f"{line['text']}\n", "bold")
+            reporter.show(Text.assemble((f"{line['prompt']}", "dim"), answer))
     if trace is not None:
         write_document(made, trace)
-    for paragraph in explain_trace(made, plan):
+    for paragraph in explain_trace(made, plan, hardware):
         reporter.show(Text(paragraph + "\n"))
     reporter.result(
         {
@@ -144,14 +155,6 @@ def run(
     )
 
 
-def _profiled_pace(folder: Path) -> int | None:
-    """What the profile's disk was slowed down to, so that a run is like its prediction."""
-    if not (folder / "profile.json").exists():
-        return None
-    channels = load_profile(folder).hardware.channels
-    return next((c.paced_bytes_per_second for c in channels if c.name == "disk"), None)
-
-
 def verify(
     ctx: typer.Context,
     plan_file: PlanFile,
@@ -159,39 +162,49 @@ def verify(
     max_error: Annotated[
         float | None,
         typer.Option(
-            "--max-error", min=0.0, help="Exit with 1 if tokens/s is further off (0.2 is 20%)."
+            "--max-error",
+            min=0.0,
+            help="Exit with 1 if measured tokens/s is off by more of the predicted (0.2 is 20%).",
         ),
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Compare predicted with measured, operation kind by operation kind, and the whole."""
+    """Hold measured against predicted: each operation kind, and the whole."""
     from profiler.verify import verify as compare_with
 
     reporter = reporter_of(ctx)
     if max_error is not None and not math.isfinite(max_error):
         raise OptionError(f"--max-error {max_error} is not a fraction")
     plan, trace = load_document(Plan, plan_file), load_document(Trace, trace_file)
-    found = compare_with(plan, trace)
+    found = compare_with(plan, trace, hardware_of(plan))
+    if max_error is not None and found.not_comparable is not None:
+        raise OptionError(
+            f"--max-error cannot be judged: {found.not_comparable}; plan for the work that is run"
+        )
+    judged = found.not_comparable is None
     speed, decode = found.tokens_per_second, found.decode_tokens_per_second
     within = max_error is None or (speed.error is not None and abs(speed.error) <= max_error)
     table = Table(box=None, pad_edge=False)
     table.add_column("", no_wrap=True)
-    for heading in ("predicted", "measured", "predicted / measured"):
+    for heading in ("predicted", "measured", *(("measured / predicted",) if judged else ())):
         table.add_column(heading, justify="right")
+
+    def add(name: Text | str, predicted: str, measured: str, ratio: float | None) -> None:
+        told = [f"{ratio:.2f}" if ratio is not None else "–"] if judged else []
+        table.add_row(name, predicted, measured, *told)
+
     for label, rate in (("tokens/s in all", speed), ("tokens/s in decode", decode)):
-        ratio = f"{1 + rate.error:.2f}" if rate.error is not None else "–"
         low, high = human_number(rate.predicted.low), human_number(rate.predicted.high)
         promised = f"{human_number(rate.predicted.value)} ({low} to {high})"
-        table.add_row(Text(label, "bold"), promised, f"{human_number(rate.measured)}", ratio)
+        ratio = 1 + rate.error if rate.error is not None else None
+        add(Text(label, "bold"), promised, f"{human_number(rate.measured)}", ratio)
     for row in (found.wall, found.prefill, found.decode, *found.kinds):
         if row.predicted or row.measured:
-            ratio = f"{row.ratio:.2f}" if row.ratio is not None else "–"
             name = row.name.replace("_", " ")
-            table.add_row(name, human_time(row.predicted), human_time(row.measured), ratio)
+            add(name, human_time(row.predicted), human_time(row.measured), row.ratio)
     for row in (found.bytes_read, found.device_peak_bytes):
-        ratio = f"{row.ratio:.2f}" if row.ratio is not None else "–"
         name = row.name.replace("_", " ").removesuffix(" bytes")
-        table.add_row(name, human_bytes(row.predicted), human_bytes(row.measured), ratio)
+        add(name, human_bytes(row.predicted), human_bytes(row.measured), row.ratio)
     reporter.show(table)
     reporter.show(Text(f"not accounted for: {human_time(found.unaccounted_ns)} of compute's time"))
     for note in found.notes:
@@ -199,5 +212,5 @@ def verify(
     if not within:
         off = "unknown" if speed.error is None else f"{100 * abs(speed.error):.1f}%"
         reporter.note(f"moeplan: tokens/s is off by {off}, more than {100 * (max_error or 0):g}%")
-    reporter.result({**plain(found), "max_error": max_error, "within": within})
+    reporter.result({**plain(found), "max_error": max_error, "within": within if judged else None})
     return 0 if within else 1

@@ -89,7 +89,10 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class TraceTotals:
-    """Sums over a whole run, whether or not each of its events was kept."""
+    """Sums over a whole run, whether or not each of its events was kept.
+
+    ``requests`` is how many prompts were run; None in traces of an older moeplan.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -109,6 +112,7 @@ class TraceTotals:
     device_peak_bytes: Bytes
     device_budget_bytes: Bytes
     process_peak_bytes: Bytes
+    requests: Count | None = None
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,7 @@ def trace(plan: Plan) -> Trace:
             device_peak_bytes=790_000,
             device_budget_bytes=1_000_000,
             process_peak_bytes=300_000_000,
+            requests=4,
         ),
         timeline=Timeline.of(events),
     )
@@ -226,7 +227,8 @@ def made(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespac
     folder = tmp_path_factory.mktemp("made")
     store, profile, plan = folder / "store", folder / "profile", folder / "plan.json"
     prompts = folder / "prompts.txt"
-    prompts.write_text("def f(x):\nimport os\nclass A:\nreturn 1 + 2\n")
+    # a byte is a token: 13, 14, 14 and 12 of the planned 14
+    prompts.write_text("def f(x, yy):\nimport os, sys\nclass A(Base):\nreturn 1 + 2\n")
     texts = folder / "texts.txt"
     texts.write_text("".join(f"for i in {i:02}:\n" for i in range(24)))
     # between the least that works and what holds everything

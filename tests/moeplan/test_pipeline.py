@@ -107,8 +107,25 @@ def test_run_verify_and_show(
     assert "tokens/s is off by" in err
     assert len(err.splitlines()) == 1
 
+    # one prompt of the four: nothing is judged
+    (tmp_path / "one.txt").write_text("import os\n")
+    other = tmp_path / "other.json"
+    command_json("run", made.plan, "--prompts", tmp_path / "one.txt", "--trace", other)
+    found = command_json("verify", made.plan, other)
+    assert found["not_comparable"] is not None
+    assert found["within"] is None
+    refused(
+        capsys,
+        ["verify", made.plan, other, "--max-error", 1e9],
+        "planned for 4 requests of 14+4 tokens, ran 1 of 9+4: not comparable",
+    )
+    assert call("verify", made.plan, other) == 0
+    assert "measured / predicted" not in capsys.readouterr().out
+
     html = tmp_path / "report.html"
     assert call("show", made.plan, trace_file, "--html", html) == 0
+    capsys.readouterr()
+    assert call("show", made.plan, trace_file) == 0
     shown = capsys.readouterr().out
     assert "Experts, a row a layer" in shown
     assert "measured, pass 1" in shown

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from moeplan import cli
 from moeplan.page import KIND_GROUPS, MOST_EVENTS, build_page
@@ -18,6 +20,7 @@ from moeplan.words import (
     explain_plan,
     explain_trace,
     memory_bars,
+    note_list,
     tokens_per_second,
 )
 from planner.documents import Event, Locations, Plan, Timeline, Trace, write_document
@@ -88,16 +91,62 @@ def test_a_plan_in_words(plan: Plan) -> None:
         "tiny-moe in float32 on cpu: 4 requests",
         "1 group of n = 2 batches of b = 2",
         "1 experts, the dense parts of 2 of 2 layers, 1 of 1 head tiles",
-        "before the router has spoken: 2 experts (1.0 a layer)",
+        "before the router has spoken: 2 experts (1.0 a layer), in a fixed order",
         "3 slots for experts in flight, of which 1 only for copies on demand",
         "tokens/s 200 (180 to 210) in all, 200 in decode alone",
         "waits 15% of the time: 0% for dense parts, 15% for experts",  # 6 of 40 ms
-        "stopped at its time limit",
-        "gap 4.00%",
+        "stopped at its limit of time or work",
+        "Bound, for plans with n x b = 2 x 2 only: no plan that fixes its sets",
+        "takes less than 4.8 ms a token; gap 4.00%: no more than this can be saved with these",
         "klotski 1.20 times that, all-experts 2.00 times that",  # 6 and 10 over 5
-        "as long as two batches",
     ):
         assert said in text, said
+    assert "as long as two batches" not in text  # notes come apart, as a list
+    for bound, said in (
+        ("clairvoyant", "not even one that knows the routing beforehand"),
+        ("physical", "the computation alone takes"),
+    ):
+        text = explain_plan(dataclasses.replace(plan, bound_class=bound))[-1]
+        assert said in text
+
+
+def test_a_finished_search_with_a_gap_says_that_the_bound_may_be_loose(plan: Plan) -> None:
+    text = explain_plan(dataclasses.replace(plan, stop="optimal"))[-1]
+    assert "finished: its model of the problem holds nothing better" in text
+    assert "gap 4.00%" in text
+    assert "less where the bound is loose" in text
+    tight = dataclasses.replace(plan, stop="optimal", bound=plan.objective, gap=0.0)
+    assert "loose" not in explain_plan(tight)[-1]
+
+
+def test_notes_are_a_list_with_indented_lines() -> None:
+    console = Console(width=20, record=True, file=io.StringIO())
+    console.print(note_list(("one two three four five six", "seven")))
+    lines = [line.rstrip() for line in console.export_text().splitlines()]
+    assert lines == ["• one two three four", "  five six", "• seven"]
+
+
+def of_other_work(trace: Trace) -> Trace:
+    """As if two prompts of 3 tokens had been run: the plan is for 4 of 8."""
+    totals = dataclasses.replace(trace.totals, requests=2, prompt_tokens=6, new_tokens=4)
+    return dataclasses.replace(trace, totals=totals)
+
+
+def test_other_work_than_planned_is_not_judged(plan: Plan, trace: Trace) -> None:
+    other = of_other_work(trace)
+    said = "planned for 4 requests of 8+2 tokens, ran 2 of 3+2: not comparable"
+    text = "\n".join(explain_trace(other, plan))
+    assert said in text
+    assert "slower" not in text
+    page = build_page(plan, other)
+    assert said in page
+    assert "measured against predicted" not in page
+    assert "measured / predicted" not in page
+    page = build_page(plan, trace)
+    assert "-50.0%</b><span>measured against predicted" in page  # 100 of 200 tokens/s
+    # everything took twice as long as predicted
+    assert "<td>2.00</td>" in page
+    assert "<td>0.50</td>" not in page
 
 
 def test_a_run_in_words(plan: Plan, trace: Trace) -> None:
@@ -112,11 +161,8 @@ def test_a_run_in_words(plan: Plan, trace: Trace) -> None:
 
 
 def test_memory_bars_are_in_proportion() -> None:
-    from rich.console import Console
-
-    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=120, record=True, file=io.StringIO())
     console.print(memory_bars({"kv": 1024, "experts": 4096, "logits": 0}, 10_240, width=40))
-    console.file.close()
     lines = console.export_text().splitlines()
     assert [line.count("█") for line in lines] == [40, 10, 0]
     assert "5.0 KiB" in lines[-1]
@@ -214,13 +260,18 @@ def test_show_prints_and_writes(
     write_document(plan, tmp_path / "plan.json")
     write_document(trace, tmp_path / "trace.json")
     files = [str(tmp_path / "trace.json"), str(tmp_path / "plan.json")]
-    html = tmp_path / "report.html"
-    assert cli.main(["show", *files, "--html", str(html)]) == 0
+    assert cli.main(["show", *files]) == 0
     out = capsys.readouterr().out
     assert "predicted, pass 1" in out
     assert "measured, pass 1" in out
     assert "Promised were tokens/s 200 (180 to 210)" in out
+    assert "\n• n = 2 because" in out
+    html = tmp_path / "report.html"
+    assert cli.main(["show", *files, "--html", str(html)]) == 0
+    # the page has it all: only its place is said
+    assert capsys.readouterr().out.split() == ["The", "report", "is", "in", str(html)]
     assert html.read_text().startswith("<!doctype html>")
+    assert "<li>n = 2 because" in html.read_text()
     assert cli.main(["show", *files, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["plan"]["memory"]["device"]["peak_bytes"] == 790_000
@@ -240,6 +291,7 @@ def test_show_refuses_what_does_not_fit(
         ([other, run], "another plan's run"),
         ([one, "--html", one], "one of the inputs"),
         ([one, "--pass", "5"], "has passes 0 to 1"),
+        ([one, "--pass", "1", "--html", tmp_path / "r.html"], "--pass has no effect"),
         ([tmp_path / "none.json"], "no such file"),
         ([tmp_path], "cannot be read"),
     ):
