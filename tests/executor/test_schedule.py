@@ -244,8 +244,8 @@ class Driver(RuleBasedStateMachine):
     @precondition(lambda self: self.flying is None)
     @rule()
     def choose(self) -> None:
-        # a unit named in todo may also be one that lay here long ago and is copied anew
-        needed = {unit for unit in self.todo or [] if self.schedule.ready(unit)}
+        # by slot: a unit that is needed now may have lain elsewhere long ago
+        needed = {self.schedule.slot(unit) for unit in self.todo or [] if self.schedule.ready(unit)}
         chunk = self.schedule.next_chunk()
         self.flying = chunk
         if chunk is None:
@@ -254,8 +254,7 @@ class Driver(RuleBasedStateMachine):
         assert chunk.slot < (self.policy.dense_slots if key[0] else self.policy.slots)
         if chunk.offset_bytes == 0:
             # a slot that compute still needs is never taken
-            before = self.contents.get(key)
-            assert before not in needed
+            assert key[0] or chunk.slot not in needed
             self.contents[key] = chunk.unit
             self.progress[chunk.unit] = 0
         assert self.contents[key] == chunk.unit
