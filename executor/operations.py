@@ -160,11 +160,14 @@ class Operations:
         """Which columns each row sees; None where causality alone says so."""
         window = self._adapter.window(layer)
         if not decode:
-            if window is None or length <= window:
+            if window is not None and length <= window:
+                window = None
+            if window is None and not self._adapter.needs_mask:
                 return None
             row = torch.arange(length)
             apart = row[:, None] - row[None, :]
-            return ((apart >= 0) & (apart < window))[None, None]
+            seen = (apart >= 0) & (apart < (window or length))
+            return self._adapter.mask(seen[None, None])
         key = (first, stop, window)
         if key not in self._masks:
             # also where every column is seen: without a mask transformers takes a path for shared
@@ -174,7 +177,7 @@ class Operations:
             seen = column <= position
             if window is not None:
                 seen &= column > position - window
-            self._masks[key] = seen[:, None, None]
+            self._masks[key] = self._adapter.mask(seen[:, None, None])
         return self._masks[key]
 
     def _pack(self, rows: torch.Tensor, first: int, stop: int) -> None:

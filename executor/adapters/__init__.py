@@ -21,9 +21,15 @@ __all__ = [
 ]
 
 FAMILIES: dict[str, tuple[str, str]] = {
+    "deepseek_v2": ("executor.adapters.deepseek_v2", "DeepseekV2Adapter"),
+    "deepseek_v3": ("executor.adapters.deepseek_v3", "DeepseekV3Adapter"),
+    "glm4_moe": ("executor.adapters.glm4_moe", "Glm4MoeAdapter"),
+    "gpt_oss": ("executor.adapters.gpt_oss", "GptOssAdapter"),
+    "granitemoe": ("executor.adapters.granitemoe", "GraniteMoeAdapter"),
     "mixtral": ("executor.adapters.mixtral", "MixtralAdapter"),
     "qwen3_moe": ("executor.adapters.qwen3_moe", "Qwen3MoeAdapter"),
     "olmoe": ("executor.adapters.olmoe", "OlmoeAdapter"),
+    "phimoe": ("executor.adapters.phimoe", "PhimoeAdapter"),
     "qwen2_moe": ("executor.adapters.qwen2_moe", "Qwen2MoeAdapter"),
 }
 

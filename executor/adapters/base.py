@@ -84,6 +84,8 @@ class Adapter:
         shared experts in it.
     activations
         Values of ``hidden_act`` that the experts' activation stands for.
+    norm
+        Class of the final norm; None: the family's RMSNorm.
     float32_router
         The router computes in float32 whatever the model's type, and may be stored in it.
     longest_context
@@ -102,6 +104,7 @@ class Adapter:
     shared: ClassVar[str] = "shared_experts"
     activations: ClassVar[Collection[str]] = _ACTIVATIONS
     float32_router: ClassVar[bool] = False
+    norm: ClassVar[type[nn.Module] | None] = None
 
     def __init__(self, config: dict[str, Any], model: ModelSpec, dtype: torch.dtype) -> None:
         classes = self.classes()
@@ -143,7 +146,7 @@ class Adapter:
         return {
             "config": getattr(configuration, f"{cls.prefix}Config"),
             "layer": getattr(modeling, f"{cls.prefix}DecoderLayer"),
-            "norm": getattr(modeling, f"{cls.prefix}RMSNorm"),
+            "norm": cls.norm or getattr(modeling, f"{cls.prefix}RMSNorm"),
             "rotary": getattr(modeling, f"{cls.prefix}RotaryEmbedding"),
         }
 
@@ -246,6 +249,18 @@ class Adapter:
         """Rotary embedding of ``positions``: tensors [sequences, tokens, ...]."""
         result: tuple[torch.Tensor, ...] = self._rotary(like, positions)
         return result
+
+    @property
+    def needs_mask(self) -> bool:
+        """Whether attention takes no causality for granted."""
+        return self.attention_kind == "eager"
+
+    def mask(self, seen: torch.Tensor) -> torch.Tensor:
+        """The mask that attention takes for the columns that each row sees."""
+        if not self.needs_mask:
+            return seen
+        hide = torch.finfo(self.dtype).min
+        return torch.zeros(seen.shape, dtype=self.dtype).masked_fill_(~seen, hide)
 
     def input_norm(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
         """Norm before attention."""

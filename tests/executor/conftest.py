@@ -62,6 +62,136 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "clip_qkv": 2.0,
     },
+    "qwen2_moe": {
+        "num_hidden_layers": 5,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "shared_expert_intermediate_size": 56,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "mlp_only_layers": [3],
+        "decoder_sparse_step": 2,
+        "use_sliding_window": True,
+        "sliding_window": 9,
+        "max_window_layers": 3,
+    },
+    "deepseek_v2": {
+        "num_hidden_layers": 3,
+        "n_routed_experts": 12,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 12,
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+        "attention_bias": True,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 0.707,
+            "mscale_all_dim": 0.707,
+            "original_max_position_embeddings": 16,
+        },
+    },
+    "deepseek_v3": {
+        "num_hidden_layers": 3,
+        "n_routed_experts": 16,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 24,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 12,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+        "norm_topk_prob": True,
+        "num_nextn_predict_layers": 0,
+    },
+    "glm4_moe": {
+        "num_hidden_layers": 3,
+        "n_routed_experts": 12,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "first_k_dense_replace": 1,
+        "use_qk_norm": True,
+        "attention_bias": True,
+        "n_group": 2,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.5,
+        "norm_topk_prob": True,
+    },
+    "gpt_oss": {
+        "num_hidden_layers": 4,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 40,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "sliding_window": 8,
+        "swiglu_limit": 1.5,
+        "initializer_range": 0.3,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 4.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 16,
+        },
+    },
+    "granitemoe": {
+        "num_hidden_layers": 3,
+        "num_local_experts": 10,
+        "num_experts_per_tok": 3,
+        "intermediate_size": 24,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 4.0,
+        "tie_word_embeddings": True,
+    },
+    "phimoe": {
+        "num_hidden_layers": 3,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "attention_bias": True,
+        "lm_head_bias": True,
+        "router_jitter_noise": 0.05,
+        "sliding_window": 20,
+    },
 }
 COMMON: dict[str, Any] = {
     "hidden_size": 64,
@@ -76,13 +206,15 @@ COMMON: dict[str, Any] = {
 
 def write_checkpoint(family: str, folder: Path, dtype: torch.dtype, **changes: Any) -> None:
     """A checkpoint of random weights, written by transformers."""
-    config_class, model_class = {
-        "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
-        "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
-        "olmoe": (transformers.OlmoeConfig, transformers.OlmoeForCausalLM),
-    }[family]
+    config = transformers.AutoConfig.for_model(family, **{**COMMON, **SHAPES[family], **changes})
     torch.manual_seed(7)
-    model = model_class(config_class(**{**COMMON, **SHAPES[family], **changes}))
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        # what transformers initialises to 0 or 1 would hide that it is there at all
+        if name.endswith((".bias", "_bias", "sinks")):
+            torch.nn.init.normal_(tensor, std=0.2)
+        elif "norm" in name:
+            torch.nn.init.uniform_(tensor, 0.7, 1.3)
     model.to(dtype).save_pretrained(folder)
 
 
