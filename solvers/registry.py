@@ -12,7 +12,17 @@ from solvers.errors import OptionError
 from solvers.outcome import Outcome, Schedule
 from solvers.problem import Problem
 
-__all__ = ["BACK_ENDS", "Feature", "Limits", "Progress", "Solver", "load", "names"]
+__all__ = [
+    "BACK_ENDS",
+    "BOUNDS",
+    "REFUSED",
+    "Feature",
+    "Limits",
+    "Progress",
+    "Solver",
+    "load",
+    "names",
+]
 
 Progress = Callable[[str, int, int | None], None]
 """Called with a name, the best objective so far and the bound (ns, weighted)."""
@@ -25,6 +35,7 @@ class Feature(Enum):
     USES_DEMAND = "looks at what scenarios demand"
     HINT = "can start from a schedule"
     RUNNABLE = "makes schedules that the executor can carry out"
+    HOST_WORK = "works on items where they lie, if there are costs for that"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +93,17 @@ BACK_ENDS: dict[str, tuple[str, str]] = {
     "flexgen": ("solvers.flexgen", "FlexGen"),
     "klotski": ("solvers.klotski", "Klotski"),
 }
-"""Name -> module and class, in the order in which they are shown."""
+"""Name -> module and class, in the order in which they are shown: those that make schedules."""
+
+BOUNDS: dict[str, tuple[str, str]] = {"belady": ("solvers.belady", "Belady")}
+"""Those that prove a bound and make no schedule."""
+
+REFUSED: dict[str, tuple[str, str]] = {"fiddler": ("solvers.fiddler", "Fiddler")}
+"""Those that need what no problem has yet: they say what."""
 
 
 def names() -> tuple[str, ...]:
-    """All back ends."""
+    """All back ends that make schedules."""
     return tuple(BACK_ENDS)
 
 
@@ -98,7 +115,8 @@ def load(name: str) -> Solver:
     OptionError
         If there is none of this name.
     """
-    if name not in BACK_ENDS:
+    table = {**BACK_ENDS, **BOUNDS, **REFUSED}
+    if name not in table:
         raise OptionError(f"solver {name!r} is unknown; there are {', '.join(BACK_ENDS)}")
-    module, attribute = BACK_ENDS[name]
+    module, attribute = table[name]
     return cast(Solver, getattr(importlib.import_module(module), attribute)())

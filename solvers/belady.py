@@ -1,0 +1,145 @@
+"""A clairvoyant cache (Belady's rule: give up what is needed last): a bound, never a schedule.
+
+Whoever copies a unit for its next use, at most one pass ahead, may keep it in memory until then
+instead; what fits is kept, byte by byte, and where memory is full the bytes whose next use is
+furthest away go. Uses of a unit are the ends of intervals, each worth the copy that it saves, and
+among intervals of equal worth the rule keeps as many as can be kept. So no schedule copies fewer
+bytes, with a cache or without, if all units take as long for each byte; the least of them stands
+for all. Time is bounded only through the larger of copies and computation.
+"""
+
+from __future__ import annotations
+
+import heapq
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from solvers.layout import START, smallest_capacity
+from solvers.outcome import Bound, Outcome, Schedule, Stop
+from solvers.problem import Problem
+from solvers.registry import Feature, Limits, Progress
+
+__all__ = ["Belady", "least_copied"]
+
+
+class Belady:
+    """See the module."""
+
+    name = "belady"
+    features = frozenset({Feature.USES_DEMAND, Feature.BOUND})
+
+    def solve(
+        self,
+        problem: Problem,
+        limits: Limits,
+        hint: Schedule | None = None,
+        progress: Progress | None = None,
+    ) -> Outcome:
+        """The bound alone."""
+        smallest = smallest_capacity(problem.stages, problem.slot_bytes)
+        if problem.capacity_bytes < smallest:
+            return Outcome(Stop.INFEASIBLE, None, None, smallest)
+        return Outcome(Stop.RULE, None, Bound(_value(problem), "clairvoyant"))
+
+
+def _value(problem: Problem) -> int:
+    """Weighted sum over the passes: with weights w, the sum over steps of w of what the passes that
+    weigh as much or more take."""
+    scenarios = problem.scenarios
+    weight = scenarios.weight
+    compute = scenarios.compute_ns.sum(axis=1)
+    before = np.roll(weight, 1)
+    starts = list(scenarios.run_starts)
+    before[starts] = weight[starts]
+    # a copy may be made in the pass before: it counts where both passes do
+    counted = np.minimum(weight, before)
+    total = below = 0
+    for step in sorted({int(w) for w in weight if w > 0}):
+        copies = least_copied(problem, counted >= step)
+        if problem.measure == "bytes":
+            each = copies
+        elif problem.measure == "time":
+            each = max(copies, int(compute[weight >= step].sum()))
+        else:
+            each = max(copies - int(compute[weight >= step].sum()), 0)
+        total += (step - below) * each
+        below = step
+    return total
+
+
+def least_copied(problem: Problem, counted: npt.NDArray[np.bool_]) -> int:
+    """Least copies for uses in the passes that count ([passes]): bytes, or ns.
+
+    At the start of a run memory may hold anything, for nothing.
+    """
+    held: dict[tuple[int, int], int] = {}
+    rates: list[Fraction] = []
+    for index, stage in enumerate(problem.stages):
+        named = [(START, stage.start)] if stage.start is not None else []
+        for item, unit in (*named, *enumerate(stage.items)):
+            if unit is None:
+                continue
+            held[index, item] = min(unit.held_bytes, unit.size_bytes)
+            if held[index, item]:
+                cost = unit.size_bytes if problem.measure == "bytes" else unit.copy_ns
+                rates.append(Fraction(cost, held[index, item]))
+    if not rates:
+        return 0
+    missed = sum(_missed_bytes(problem, run, counted, held) for run in problem.scenarios.runs())
+    return int(missed * min(rates))
+
+
+def _missed_bytes(
+    problem: Problem, run: range, counted: npt.NDArray[np.bool_], held: dict[tuple[int, int], int]
+) -> int:
+    """Bytes that are not in memory when they are used, in one run."""
+    demand = problem.scenarios.demand
+    uses: list[list[tuple[int, int]]] = []
+    for index in run:
+        for stage, one in enumerate(problem.stages):
+            items = np.flatnonzero(demand[index, stage]).tolist()
+            uses.append([(stage, item) for item in ([START] if one.start else []) + items])
+    count = len(problem.stages)
+    never = len(uses)
+    following: dict[tuple[int, int], int] = {}
+    after: list[list[tuple[int, tuple[int, int]]]] = [[] for _ in uses]
+    for here in range(never - 1, -1, -1):
+        for unit in uses[here]:
+            after[here].append((following.get(unit, never), unit))
+            following[unit] = here
+    kept: dict[tuple[int, int], int] = {}
+    furthest: list[tuple[int, tuple[int, int]]] = []
+    free = problem.capacity_bytes
+    missed = 0
+
+    def keep(use: int, unit: tuple[int, int]) -> None:
+        """Keep a unit until its next use, and give up what is needed last where memory is full."""
+        nonlocal free
+        if use == never or not counted[run.start + use // count]:
+            return
+        kept[unit] = held[unit]
+        free -= held[unit]
+        heapq.heappush(furthest, (-use, unit))
+        while free < 0:
+            # an entry of a use that has passed lies far below: its use is nearer than all others
+            _, victim = furthest[0]
+            cut = min(kept[victim], -free)
+            kept[victim] -= cut
+            free += cut
+            if not kept[victim]:
+                heapq.heappop(furthest)
+                del kept[victim]
+
+    for unit, use in sorted(following.items()):
+        keep(use, unit)
+    for here, units in enumerate(uses):
+        for unit in units:
+            there = kept.pop(unit, 0)
+            free += there
+            if counted[run.start + here // count]:
+                missed += held[unit] - there
+        for use, unit in after[here]:
+            keep(use, unit)
+    return missed
