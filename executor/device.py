@@ -22,11 +22,13 @@ from planner.memory import (
     PURPOSES,
     account_device,
     aligned,
+    context_tokens,
     dense_slot_bytes,
     outside_bytes,
     read_buffer_bytes,
     slot_bytes,
 )
+from solvers.errors import UnsupportedError
 
 __all__ = ["DTYPES", "Device"]
 
@@ -85,6 +87,12 @@ class Device:
         for purpose in PURPOSES:
             self.ledger.reserve(purpose, account.by_purpose[purpose])
         self.adapter: Adapter = make_adapter(source.checkpoint.config, model, self.dtype)
+        longest = self.adapter.longest_context
+        if longest is not None and context_tokens(workload) > longest:
+            raise UnsupportedError(
+                f"{model.name}: a context of {context_tokens(workload)} tokens cannot be run yet: "
+                f"beyond {longest} the rotary embedding of a sequence depends on its length"
+            )
         for layer in range(len(model.layers)):
             roles = [place.role for place in source.places(Unit(layer, "dense", -1))]
             self.adapter.check_roles(layer, roles)

@@ -17,8 +17,11 @@ from executor.state import GroupState, KeyValueWriter
 from planner.documents import ModelSpec, Policy
 from planner.memory import (
     ATTENTION_TILE_ROWS,
+    CONTEXT_STEPS,
+    EXPANDED_TILE_ROWS,
     EXPERT_TILE_ROWS,
     ROUTER_TILE_ROWS,
+    expands_context,
     expert_tile_rows,
 )
 
@@ -59,6 +62,7 @@ class Operations:
         self._adapter, self._state, self._embedding = adapter, state, embedding
         self._model: ModelSpec = adapter.model
         self._tile_rows = policy.head_tile_rows
+        self._expands = expands_context(self._model)
         self._bucketed = adapter.dtype != torch.float32
         self._rotary: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
         self._positions: dict[tuple[int, int], torch.Tensor] = {}
@@ -75,6 +79,8 @@ class Operations:
     def begin(self, counts: list[int], past: list[int]) -> None:
         """Begin a pass: tokens of each sequence now and before."""
         self._state.begin(counts, past)
+        if self._expands and self._bucketed and not any(past):
+            self._state.clear_context()
         self._rotary.clear()
         self._positions.clear()
         self._masks.clear()
@@ -107,6 +113,8 @@ class Operations:
         step = len(sequences)
         if state.longest > 1:
             step = min(step, max(ATTENTION_TILE_ROWS // state.longest, 1))
+        elif self._expands:
+            step = min(step, max(EXPANDED_TILE_ROWS // state.context, 1))
         for first in range(sequences.start, sequences.stop, step):
             self._attention_tile(layer, first, min(first + step, sequences.stop))
 
@@ -124,7 +132,7 @@ class Operations:
         hidden = state.hidden[first:stop, :length]
         normed = adapter.input_norm(layer, hidden)
         rotary = self._rotary_of(first, stop, length, decode, normed)
-        visible = max(state.past[first:stop]) + 1
+        visible = self._visible(first, stop)
         cache = KeyValueWriter(
             state,
             layer,
@@ -137,6 +145,16 @@ class Operations:
         mixed = adapter.attention(layer, normed, rotary, mask, cache)
         hidden.add_(self._scale(mixed, adapter.residual_scale))
         self._pack(adapter.post_norm(layer, hidden), first, stop)
+
+    def _visible(self, first: int, stop: int) -> int:
+        """Columns of the context that decode looks at; those too many are masked."""
+        context = self._state.context
+        visible = max(self._state.past[first:stop]) + 1
+        if self._expands and self._bucketed:
+            # few lengths only, for the same reason as in ``tile_of``
+            step = -(-context // CONTEXT_STEPS)
+            visible = min(-(-visible // step) * step, context)
+        return visible
 
     def _rotary_of(
         self, first: int, stop: int, length: int, decode: bool, like: torch.Tensor
@@ -172,7 +190,7 @@ class Operations:
         if key not in self._masks:
             # also where every column is seen: without a mask transformers takes a path for shared
             # key heads that is 5 to 20 times slower for single tokens in bfloat16
-            column = torch.arange(max(self._state.past[first:stop]) + 1)[None]
+            column = torch.arange(self._visible(first, stop))[None]
             position = self._positions[first, stop][:, None]
             seen = column <= position
             if window is not None:

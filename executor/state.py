@@ -87,6 +87,11 @@ class GroupState:
         for count in counts:
             self.starts.append(self.starts[-1] + count)
 
+    def clear_context(self) -> None:
+        """Forget all keys and values; so nothing computed from a masked column is no number."""
+        self._keys.zero_()
+        self._values.zero_()
+
     @property
     def sequences(self) -> int:
         """Sequences of this group, finished ones too."""

@@ -15,8 +15,10 @@ from planner.documents import LayerPolicy, LayerSpec, MemoryAccount, ModelSpec, 
 __all__ = [
     "ALIGNMENT_BYTES",
     "ATTENTION_TILE_ROWS",
+    "CONTEXT_STEPS",
     "DENSE_TENSORS",
     "EMBEDDING_CACHE_BYTES",
+    "EXPANDED_TILE_ROWS",
     "EXPERT_TILE_ROWS",
     "PURPOSES",
     "ROUTER_TILE_ROWS",
@@ -30,6 +32,7 @@ __all__ = [
     "dense_slot_bytes",
     "embedding_bytes",
     "embedding_read_bytes",
+    "expands_context",
     "expert_tile_rows",
     "group_sequences",
     "head_tile_bytes",
@@ -60,11 +63,20 @@ ATTENTION_TILE_ROWS = 512
 """In prefill a batch's attention is computed some sequences at a time, of at most this many tokens
 together (one sequence at least), so that its workspace does not grow with the batch."""
 
+EXPANDED_TILE_ROWS = 2048
+"""In decode, where attention makes keys and values of every head anew or copies them, as many
+sequences at a time as have so many positions together (one sequence at least)."""
+
+CONTEXT_STEPS = 8
+"""So many lengths of the context occur there in reduced precision."""
+
 ROUTER_TILE_ROWS = 4096
 """Most rows that the router scores at once."""
 
 EMBEDDING_CACHE_BYTES = 2 << 20
 """Embedding rows that are kept once read (all of them where they fit)."""
+
+_SINKS = ("gpt_oss",)
 
 PURPOSES = (
     "dense",
@@ -112,6 +124,14 @@ def attention_tile_rows(batch_size: int, prompt_tokens: int) -> int:
     """Most rows (tokens) that attention computes at once, in prefill or decode, for prompts of up
     to ``prompt_tokens``."""
     return max(min(batch_size * prompt_tokens, max(ATTENTION_TILE_ROWS, prompt_tokens)), batch_size)
+
+
+def expands_context(model: ModelSpec) -> bool:
+    """Whether attention makes keys and values of every head anew in each pass, and all scores at
+    once: from latents (they are smaller than the heads' keys and values), or to add sinks."""
+    whole = 2 * model.kv_heads * model.head_dim * model.dtype_bytes
+    latent = any(layer.kv_bytes_per_token < whole for layer in model.layers)
+    return latent or model.family in _SINKS
 
 
 def head_tile_bytes(model: ModelSpec, tile_rows: int, dtype_bytes: int) -> int:
@@ -241,12 +261,19 @@ def workspace_bytes(model: ModelSpec, policy: Policy, workload: Workload, dtype_
         + max(
             _attention_bytes(model, policy, workload, dtype_bytes),
             max(_feed_forward_bytes(model, layer, tokens, dtype_bytes) for layer in model.layers),
-            max(
-                min(tokens, ROUTER_TILE_ROWS)
-                * (layer.experts * (2 * dtype_bytes + 2 * 4) + layer.top_k * 2 * 8)
-                for layer in model.layers
-            ),
+            max(_router_bytes(model, layer, tokens, dtype_bytes) for layer in model.layers),
         )
+    )
+
+
+def _router_bytes(model: ModelSpec, layer: LayerSpec, tokens: int, dtype_bytes: int) -> int:
+    """Scores and choices; in float32 with groups some tables more, and copies of rows and router,
+    for fewer rows at once."""
+    plain = layer.experts * (2 * dtype_bytes + 2 * 4) + layer.top_k * 2 * 8
+    grouped = model.hidden_size * 4 + layer.experts * 8 * 4 + layer.top_k * 3 * 8
+    return max(
+        min(tokens, ROUTER_TILE_ROWS) * plain,
+        min(tokens, EXPERT_TILE_ROWS) * grouped + layer.experts * model.hidden_size * 4,
     )
 
 
@@ -256,6 +283,11 @@ def _library_bytes(model: ModelSpec, policy: Policy, tokens: int, dtype_bytes: i
         shapes = sum(bucket <= rows for bucket in ROW_BUCKETS)
         # powers of two above the buckets
         shapes += max(rows.bit_length() - ROW_BUCKETS[-1].bit_length(), 0)
+        # shared experts: gate and up of one shape, down of another, a switch
+        shapes += 3 if any(layer.shared_expert_bytes for layer in model.layers) else 0
+        # products with the whole context in sight, of so many lengths, for two sizes of a batch;
+        # and two projections more
+        shapes += 2 * CONTEXT_STEPS + 6 if expands_context(model) else 0
         return _GENERATED_BYTES * (2 * shapes + _OTHER_SHAPES)
     width = max(
         2 * max(layer.expert_intermediate for layer in model.layers),
@@ -294,6 +326,12 @@ def _attention_bytes(model: ModelSpec, policy: Policy, workload: Workload, dtype
         # a window needs a mask in prefill, and with a mask shared heads are repeated
         mask += prompt * prompt * (8 + 2 + 4 + dtype_bytes)
         per_row += 2 * query * dtype_bytes
+    if expands_context(model):
+        # three tables of scores in float32; keys and values of each position, and their copies
+        mask += prompt * prompt * (8 + 2 + 4 + dtype_bytes)
+        scores = max(rows * prompt, policy.batch_size * context) * model.attention_heads * 3 * 4
+        positions = max(min(policy.batch_size * context, EXPANDED_TILE_ROWS), context, rows)
+        return rows * per_row + mask + scores + positions * query * (3 * dtype_bytes + 3 * 4)
     return rows * per_row + mask + blocks
 
 

@@ -34,6 +34,20 @@ FAMILIES: dict[str, tuple[str, str]] = {
 }
 
 
+_MISSING = {
+    "deepseek_v32": "its indexer, which chooses what attention sees",
+    "jetmoe": "its experts in attention",
+    "llama4_text": "attention in chunks and experts that scale their input",
+    "minimax": "linear attention",
+    "minimax_m1": "linear attention",
+    "nllb-moe": "an encoder and cross attention",
+    "qwen3_5_moe_text": "linear attention",
+    "qwen3_next": "linear attention",
+    "switch_transformers": "an encoder and cross attention",
+}
+"""What the executor lacks for families that transformers has."""
+
+
 def make_adapter(config: dict[str, Any], model: ModelSpec, dtype: torch.dtype) -> Adapter:
     """The adapter of a model's family.
 
@@ -43,9 +57,10 @@ def make_adapter(config: dict[str, Any], model: ModelSpec, dtype: torch.dtype) -
         If the family, or something that its configuration asks for, is not supported.
     """
     if model.family not in FAMILIES:
+        lacks = _MISSING.get(model.family, "modules of transformers to compute it with")
         raise UnsupportedError(
-            f"{model.name}: model type {model.family!r} cannot be run yet "
-            f"(supported: {', '.join(FAMILIES)})"
+            f"{model.name}: model type {model.family!r} cannot be run yet: the executor lacks "
+            f"{lacks} (supported: {', '.join(FAMILIES)})"
         )
     module, name = FAMILIES[model.family]
     adapter: Adapter = getattr(import_module(module), name)(config, model, dtype)

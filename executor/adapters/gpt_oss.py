@@ -42,4 +42,5 @@ class GptOssAdapter(Adapter):
         """(up + 1) gate sigmoid(alpha gate), gate clamped from above and up from both sides."""
         alpha, limit = self.config.swiglu_alpha, self.config.swiglu_limit
         gate, up = both[:, ::2].clamp_(max=limit), both[:, 1::2].clamp_(-limit, limit)
-        return (gate * alpha).sigmoid_().mul_(gate).mul_(up.add_(1))
+        result = torch.sigmoid(gate * alpha)
+        return result.mul_(gate).mul_(up.add_(1))
