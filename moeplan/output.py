@@ -142,7 +142,8 @@ class SearchSteps:
         spent_ms = min(int((time.monotonic() - self._start) * 1000), self._limit_ms)
         gap = ""
         if bound is not None and objective > 0:
-            gap = f", gap {100 * (objective - bound) / objective:.1f}%"
+            # the final gap is on other sequences, and of the n and b that are chosen
+            gap = f", gap on fitted sequences {100 * (objective - bound) / objective:.1f}%"
         self._steps(spent_ms, self._limit_ms, f"{name}{gap}")
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from planner.documents import MemoryAccount, Predicted
 from planner.groups import Candidate
-from solvers.outcome import Schedule
 
 __all__ = ["plan_notes"]
 
 
 def plan_notes(
     candidate: Candidate,
-    schedule: Schedule,
     *,
     solver: str,
     value: float,
@@ -23,7 +21,7 @@ def plan_notes(
     """What a reader should know of a plan, in a fixed order."""
     notes = [
         _group(candidate, memory),
-        _residents(candidate, schedule),
+        _copies(candidate, predicted),
         _binds(predicted),
         *_rivals(solver, value, rivals),
     ]
@@ -35,32 +33,39 @@ def plan_notes(
 def _group(candidate: Candidate, memory: MemoryAccount) -> str:
     encoding = candidate.encoding
     workload = encoding.workload
-    n, b, group = encoding.n_batches, encoding.batch_size, encoding.group
-    head = f"n = {n} batches of {b}: each copy serves {group} of {workload.requests} requests"
+    group = encoding.group
     if group == workload.requests:
-        return f"{head}, all at once"
+        return ""
     groups = -(-workload.requests // group)
     kv = memory.by_purpose.get("kv", 0) + memory.by_purpose.get("hidden", 0)
     share = kv / max(memory.capacity_bytes, 1)
     return (
-        f"{head}, in {groups} groups; KV and hidden states of a group take {share:.0%} of the "
-        "budget, and a larger group would leave less for experts"
+        f"{workload.requests} requests in {groups} groups of {group}: KV and hidden states of a "
+        f"group take {share:.0%} of the budget, and a larger group would leave less for experts"
     )
 
 
-def _residents(candidate: Candidate, schedule: Schedule) -> str:
-    layers = candidate.encoding.profile.model.layers
-    experts = sum(layer.experts for layer in layers)
-    kept = sum(len(choice.resident) for choice in schedule.stages[:-1])
-    ahead = sum(len(choice.prefetch) for choice in schedule.stages[:-1])
-    dense = sum(choice.start_resident for choice in schedule.stages[:-1])
-    tiles = candidate.encoding.tiling[1]
-    kept_tiles = len(schedule.stages[-1].resident)
+def _copies(candidate: Candidate, predicted: Predicted) -> str:
+    """Copies of experts in a pass, as the judging scenarios' replay made them."""
+    stages = candidate.problem("judge", plain=True).stages[:-1]
+    each = [item.copy_ns for stage in stages for item in stage.items]
+    passes = sum(shape.weight for shape in candidate.shapes("judge"))
+    if not sum(each):
+        return ""
+    whole = sum(each) / len(each) * passes
+    spent = predicted.totals.duration_by_kind_ns
+    ahead, demanded = (spent.get(kind, 0) / whole for kind in ("copy_prefetch", "copy_demand"))
+    if not ahead + demanded:
+        return "no expert is copied in a pass"
     return (
-        f"resident: {dense} of {len(layers)} dense parts, {kept} of {experts} experts, "
-        f"{kept_tiles} of {tiles} head tiles; {ahead} experts are copied before their router "
-        f"speaks, {experts - kept - ahead} on demand; {schedule.slots} slots"
+        f"a pass copies about {_about(ahead + demanded)} of {len(each)} experts, predicted on "
+        f"average: {_about(ahead)} ahead of the router and {_about(demanded)} on demand (what is "
+        "left of a copy when the router speaks counts as on demand)"
     )
+
+
+def _about(number: float) -> str:
+    return f"{number:.0f}" if number >= 10 or number == 0 else f"{number:.1f}"
 
 
 def _binds(predicted: Predicted) -> str:
@@ -81,7 +86,7 @@ def _rivals(solver: str, value: float, rivals: dict[str, float]) -> list[str]:
     if value <= 0:
         return []
     if other >= value:
-        return [f"closest: {name}, whose objective is {other / value - 1:.1%} higher"]
+        return []
     return [
         f"{name} is better by {1 - other / value:.1%} on the sequences that judge, which were not "
         f"used to choose; {solver} was better or asked for by name"
@@ -113,6 +118,7 @@ def _scenarios(candidate: Candidate) -> list[str]:
             f"times in prefill and {decode:.2f} times in decode, since they overlap"
         )
     costs = candidate.encoding.profile.costs
+    beyond = []
     for phase, surface in (
         ("prefill", costs.attention_prefill),
         ("decode", costs.attention_decode),
@@ -120,5 +126,8 @@ def _scenarios(candidate: Candidate) -> list[str]:
         shapes = [shape for shape in candidate.shapes("judge") if shape.phase == phase]
         size = min(candidate.encoding.batch_size, candidate.encoding.group)
         if not all(surface.covers(size, shape.context) for shape in shapes):
-            notes.append(f"attention in {phase} was not measured at this size: extrapolated")
+            beyond.append(phase)
+    if beyond:
+        phases = " and ".join(beyond)
+        notes.append(f"attention in {phases} was not measured at this size: extrapolated")
     return notes

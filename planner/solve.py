@@ -27,6 +27,7 @@ from planner.objectives import OBJECTIVES, objective_named
 from planner.predict import predict
 from planner.profiles import Profile
 from planner.scenarios import Sequences, split_sequences
+from planner.sizes import typed_size
 from solvers.errors import BudgetError, OptionError
 from solvers.outcome import Bound, Schedule, Stop
 from solvers.registry import Feature, Limits, Progress, load, names
@@ -164,7 +165,7 @@ def solve(
         smallest = smallest_budget_bytes(profile, workload)
         raise BudgetError(
             f"a budget of {memory_bytes:,} bytes is too small for this model and workload: the "
-            f"smallest that works is {smallest:,} bytes ({-(-smallest // (1 << 20))} MiB)",
+            f"smallest that works is {smallest:,} bytes ({typed_size(smallest)})",
             smallest,
         )
     ranked = _quick(found, deadline)
@@ -176,7 +177,7 @@ def solve(
             if entries and left <= 0:
                 break
             limits = Limits(time_limit_seconds * _WORK_PER_SECOND, max(left, 0.1), seed)
-            entries.append(_run(solver, candidate, limits, hint, progress))
+            entries.append(_run(solver, candidate, limits, hint, _told(progress, candidate)))
     else:
         entries.append(_strategy(solver, profile, found, ranked, seed))
     best = min(entries, key=lambda entry: entry.chosen_value)
@@ -214,6 +215,15 @@ def _quick(found: list[Candidate], deadline: float) -> list[tuple[Candidate, Sch
         results.append((value, index, candidate, search.best))
     results.sort(key=lambda entry: entry[:2])
     return [(candidate, schedule) for _, _, candidate, schedule in results]
+
+
+def _told(progress: Progress | None, candidate: Candidate) -> Progress | None:
+    """A progress callback whose name says which n and b is being solved."""
+    if progress is None:
+        return None
+    tell, encoding = progress, candidate.encoding
+    group = f"n x b = {encoding.n_batches} x {encoding.batch_size}"
+    return lambda name, objective, bound: tell(f"{name}, {group}", objective, bound)
 
 
 def _run(
@@ -335,7 +345,6 @@ def _document(profile: Profile, entry: Entry, rivals: list[Entry], seed: int) ->
         chosen_over=judged_rivals,
         notes=plan_notes(
             candidate,
-            entry.schedule,
             solver=entry.solver,
             value=value,
             rivals=judged_rivals,

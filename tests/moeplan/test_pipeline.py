@@ -237,6 +237,9 @@ def test_the_smallest_budget_that_is_named_works(
     assert call("plan", made.profile, "--memory", smallest - 1, *common, "--out", out) == 2
     assert not out.exists()
     assert call("plan", made.profile, "--memory", smallest, *common, "--out", out) == 0
+    # and so does what is named in larger units, typed as it stands
+    typed = line.split("(")[1].split(")")[0]
+    assert call("plan", made.profile, "--memory", typed, *common, "--out", out) == 0
     # and the plan that it gives runs
     (tmp_path / "p.txt").write_text("import os\n")
     assert call("run", out, "--prompts", tmp_path / "p.txt") == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -152,6 +153,19 @@ def test_one_sequence_at_a_time_under_a_small_budget(small_profile: Any) -> None
     made = make_plan(small_profile, WORKLOAD, memory_bytes=smallest)
     assert (made.policy.n_batches, made.policy.batch_size) == (1, 1)
     assert "in 8 groups" in made.notes[0]
+
+
+def test_progress_says_which_n_and_b(small_profile: Any, budget: int) -> None:
+    told: list[str] = []
+    make_plan(
+        small_profile,
+        WORKLOAD,
+        memory_bytes=budget,
+        time_limit_seconds=LIMIT,
+        progress=lambda name, _objective, _bound: told.append(name),
+    )
+    assert told
+    assert all(re.fullmatch(r"cpsat, n x b = \d+ x \d+", name) for name in told)
 
 
 def test_one_new_token_has_no_decode(small_profile: Any, budget: int) -> None:
