@@ -176,6 +176,16 @@ class UnitReader:
                 at = piece.offset_bytes + first - piece.unit_offset_bytes
                 self._read_span(self._files[piece.file], at, target, first, last - first)
 
+    def blocks(self, piece: Piece, memory: memoryview) -> memoryview:
+        """Read the blocks that hold ``piece`` into aligned ``memory``; its bytes therein."""
+        started = time.perf_counter_ns()
+        skip = piece.offset_bytes % ALIGNMENT_BYTES
+        whole = -(-(skip + piece.size_bytes) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        file = self._files[piece.file]
+        file.read(memory[:whole], piece.offset_bytes - skip, skip + piece.size_bytes)
+        self._account(started, whole)
+        return memory[skip : skip + piece.size_bytes]
+
     def _read_span(
         self, file: DirectFile, at: int, target: memoryview, begin: int, size_bytes: int
     ) -> None:

@@ -1,18 +1,28 @@
-"""Embedding rows, read from the disk as a pass needs them, some of them kept."""
+"""Embedding rows, read from the disk as a pass needs them, some of them kept.
+
+A pass cannot begin without its rows, and each read of one waits behind whatever the copy channel
+has asked of the disk. So rows that lie close together are one read, and several reads are in flight
+at once: they wait together.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from executor.arena import Arena
-from executor.direct import Pacer, ReadBuffer
+from executor.direct import Pacer, ReadBuffer, UnitReader
 from executor.source import WeightSource
 from planner.memory import (
+    ALIGNMENT_BYTES,
     EMBEDDING_CACHE_BYTES,
+    EMBEDDING_READS,
     EXPERT_TILE_ROWS,
     aligned,
     embedding_read_bytes,
@@ -21,6 +31,24 @@ from planner.memory import (
 __all__ = ["Embedding"]
 
 _NONE = -1
+
+_GAP_BYTES = 16 << 10
+"""So much between two rows is read along with them: a read of its own would take longer."""
+
+
+class _Span(NamedTuple):
+    """Rows [start, stop) of the matrix, read at once; ``tokens`` are those wanted of them."""
+
+    start: int
+    stop: int
+    tokens: list[int]
+
+
+class _Lane(NamedTuple):
+    """One of the reads in flight: a reader for its thread and memory for one span."""
+
+    reader: UnitReader
+    memory: memoryview
 
 
 class Embedding:
@@ -42,8 +70,6 @@ class Embedding:
     ) -> None:
         model = source.model
         self._source = source
-        # rows are paced together: one by one, each would wait behind a whole chunk of the channel
-        self._reader = source.reader(ReadBuffer(embedding_read_bytes(model)), Pacer(None))
         self._pacer = pacer
         self._row_bytes = model.hidden_size * dtype.itemsize
         kept = min(model.embedding_bytes, EMBEDDING_CACHE_BYTES) // self._row_bytes
@@ -56,21 +82,39 @@ class Embedding:
         self._place = np.full(model.vocab_size, _NONE, dtype=np.int64)
         self._token = np.full(self.rows, _NONE, dtype=np.int64)
         self._next = 0
+        self._buffer = ReadBuffer(embedding_read_bytes(model))
+        size = self._buffer.size_bytes // EMBEDDING_READS
+        self._lanes = [
+            # rows are paced together: one by one, each would wait behind a whole chunk
+            _Lane(source.reader(self._buffer, Pacer(None)), self._buffer.memory[at : at + size])
+            for at in range(0, EMBEDDING_READS * size, size)
+        ]
+        self._most_rows = (size - ALIGNMENT_BYTES) // self._row_bytes
+        self._threads = ThreadPoolExecutor(EMBEDDING_READS, thread_name_prefix="moeplan-rows")
 
     def load_all(self) -> None:
         """Read the whole matrix now, where all of it is kept."""
         if self.rows < len(self._place):
             return
         pieces = self._source.embedding_rows(0, self.rows)
-        self._reader.read(pieces, self._memory, 0, self.rows * self._row_bytes)
+        self._lanes[0].reader.read(pieces, self._memory, 0, self.rows * self._row_bytes)
         self._place[:] = np.arange(self.rows)
         self._token[:] = self._place
 
     def gather(self, tokens: npt.NDArray[np.int64], out: torch.Tensor) -> None:
         """Rows of ``tokens`` into ``out`` [tokens, hidden]."""
-        started, before = time.perf_counter_ns(), self._reader.bytes_read
+        started, before = time.perf_counter_ns(), self.bytes_read
         self._gather(tokens, out)
-        self._pacer.wait(started, self._reader.bytes_read - before)
+        self._pacer.wait(started, self.bytes_read - before)
+
+    def missing(self, tokens: Sequence[int]) -> bool:
+        """Whether any of ``tokens`` must be read."""
+        return bool((self._place[list(tokens)] == _NONE).any())
+
+    def forget(self) -> None:
+        """Keep no rows, as at the start of a run; for measuring."""
+        if self.rows < len(self._place):
+            self._place[:] = self._token[:] = _NONE
 
     def _gather(self, tokens: npt.NDArray[np.int64], out: torch.Tensor) -> None:
         distinct = np.unique(tokens)
@@ -91,23 +135,55 @@ class Embedding:
         missing = tokens[self._place[tokens] == _NONE].tolist()
         if not missing:
             return
-        wanted = set(tokens.tolist())
+        wanted = np.zeros(len(self._place), dtype=np.bool_)
+        wanted[tokens] = True
+        places: dict[int, int] = {}
         for token in missing:
-            while int(self._token[self._next]) in wanted:
+            while self._token[self._next] != _NONE and wanted[self._token[self._next]]:
                 self._next = (self._next + 1) % self.rows
-            place = self._next
+            place = places[token] = self._next
             old = int(self._token[place])
             if old != _NONE:
                 self._place[old] = self._token[place] = _NONE
-            begin = place * self._row_bytes
-            row = self._memory[begin : begin + self._row_bytes]
-            pieces = self._source.embedding_rows(token, token + 1)
-            self._reader.read(pieces, row, 0, self._row_bytes)
-            # only now: a failed read leaves the place empty
-            self._token[place], self._place[token] = token, place
             self._next = (place + 1) % self.rows
+        spans = self._spans(missing)
+        lanes = self._lanes[: len(spans)]
+        reads = [
+            self._threads.submit(self._read, lane, spans[number :: len(lanes)], places)
+            for number, lane in enumerate(lanes)
+        ]
+        # all of them end before any may fail: none writes to memory that is given back
+        failures = [read.exception() for read in reads]
+        for failure in failures:
+            if failure is not None:
+                raise failure
+        # only now: a failed read leaves the places empty
+        for token, place in places.items():
+            self._token[place], self._place[token] = token, place
+
+    def _spans(self, tokens: list[int]) -> list[_Span]:
+        """Rows to read at once; ``tokens`` ascend."""
+        gap = _GAP_BYTES // self._row_bytes
+        spans: list[_Span] = []
+        for token in tokens:
+            last = spans[-1] if spans else None
+            if last and token - last.stop <= gap and token < last.start + self._most_rows:
+                last.tokens.append(token)
+                spans[-1] = last._replace(stop=token + 1)
+            else:
+                spans.append(_Span(token, token + 1, [token]))
+        return spans
+
+    def _read(self, lane: _Lane, spans: list[_Span], places: dict[int, int]) -> None:
+        size = self._row_bytes
+        for span in spans:
+            (piece,) = self._source.embedding_rows(span.start, span.stop)
+            rows = lane.reader.blocks(piece, lane.memory)
+            for token in span.tokens:
+                to, at = places[token] * size, (token - span.start) * size
+                self._memory[to : to + size] = rows[at : at + size]
 
     @property
     def bytes_read(self) -> int:
         """Bytes read from the disk so far."""
-        return self._reader.bytes_read
+        return sum(lane.reader.bytes_read for lane in self._lanes)

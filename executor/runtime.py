@@ -64,7 +64,11 @@ class Runtime:
     def embed(self, pass_index: int, tokens: list[int]) -> None:
         """Begin a pass: the embedding rows of its tokens."""
         self._transfers.enter(pass_index, 0)
-        self._operations.embed(tokens)
+        if self._device.embedding.missing(tokens):
+            with self._transfers.held():
+                self._operations.embed(tokens)
+        else:
+            self._operations.embed(tokens)
         self._recorder.compute("embed", pass_index, -1, -1, len(tokens))
 
     def layer(self, pass_index: int, layer: int) -> None:

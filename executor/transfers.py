@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from executor.recorder import Recorder
 from executor.schedule import Chunk, Routed, Schedule
@@ -43,6 +44,7 @@ class Transfers:
         self._changed = threading.Condition()
         self._failure: Exception | None = None
         self._stopping = False
+        self._held = False
         self._thread = threading.Thread(target=self._run, name="moeplan-reader", daemon=True)
 
     def start(self) -> None:
@@ -60,13 +62,13 @@ class Transfers:
         try:
             while True:
                 with self._changed:
-                    chunk = None if self._stopping else self._schedule.next_chunk()
+                    chunk = self._next_chunk()
                     while chunk is None and not self._stopping:
                         self._close_segment(current, segment)
                         current = None
                         self._changed.wait()
                         since = time.perf_counter_ns()
-                        chunk = None if self._stopping else self._schedule.next_chunk()
+                        chunk = self._next_chunk()
                 if chunk is None:
                     break
                 if current is None or (chunk.unit, chunk.kind) != (current.unit, current.kind):
@@ -86,6 +88,9 @@ class Transfers:
                 self._failure = error
                 self._changed.notify_all()
         self._close_segment(current, segment)
+
+    def _next_chunk(self) -> Chunk | None:
+        return None if self._stopping or self._held else self._schedule.next_chunk()
 
     def _close_segment(self, chunk: Chunk | None, segment: list[int]) -> None:
         if chunk is None or not segment or not segment[2]:
@@ -108,6 +113,19 @@ class Transfers:
             self._check()
             self._schedule.enter(pass_index, stage)
             self._changed.notify_all()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No further chunk begins meanwhile: what compute itself reads comes first."""
+        with self._changed:
+            self._check()
+            self._held = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held = False
+                self._changed.notify_all()
 
     def wait(self, unit: Unit) -> tuple[int | None, bool]:
         """Wait until ``unit`` is on the device: its slot (None: resident), and whether it waited.

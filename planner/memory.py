@@ -18,6 +18,8 @@ __all__ = [
     "CONTEXT_STEPS",
     "DENSE_TENSORS",
     "EMBEDDING_CACHE_BYTES",
+    "EMBEDDING_READS",
+    "EMBEDDING_SPAN_BYTES",
     "EXPANDED_TILE_ROWS",
     "EXPERT_TILE_ROWS",
     "PURPOSES",
@@ -75,6 +77,12 @@ ROUTER_TILE_ROWS = 4096
 
 EMBEDDING_CACHE_BYTES = 2 << 20
 """Embedding rows that are kept once read (all of them where they fit)."""
+
+EMBEDDING_READS = 16
+"""Reads of embedding rows in flight at once."""
+
+EMBEDDING_SPAN_BYTES = 28 << 10
+"""Rows that lie close together are read at once, up to so many bytes (one row at least)."""
 
 _SINKS = ("gpt_oss",)
 
@@ -162,8 +170,10 @@ def embedding_bytes(model: ModelSpec) -> int:
 
 
 def embedding_read_bytes(model: ModelSpec) -> int:
-    """Buffer through which embedding rows reach their place."""
-    return 4 * (aligned(model.embedding_bytes // model.vocab_size) + ALIGNMENT_BYTES)
+    """Buffers through which embedding rows reach their place, one for each read in flight."""
+    row = aligned(model.embedding_bytes // model.vocab_size) + ALIGNMENT_BYTES
+    whole = min(model.embedding_bytes, EMBEDDING_SPAN_BYTES)
+    return EMBEDDING_READS * max(aligned(whole) + ALIGNMENT_BYTES, row)
 
 
 def read_buffer_bytes(model: ModelSpec, policy: Policy) -> int:

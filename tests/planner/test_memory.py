@@ -95,8 +95,9 @@ def test_by_hand() -> None:
     assert by["hidden"] == (15 + 15 + 30 + 5) * 4096
     # 6 x (2,000 + 3 x 256 x 6) = 39,648: 9.7 blocks
     assert by["logits"] == 10 * 4096
-    # 1,536,000 bytes fit into the 2 MiB that are kept: 375 blocks; 4 reads of 2 blocks
-    assert by["embedding"] == (375 + 8) * 4096
+    # 1,536,000 bytes fit into the 2 MiB that are kept: 375 blocks; 16 reads of
+    # 28 KiB (7 blocks) and the block that they share
+    assert by["embedding"] == (375 + 16 * 8) * 4096
     assert account.peak_bytes == sum(by.values())
 
 
