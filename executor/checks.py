@@ -10,7 +10,7 @@ from executor.source import WeightSource
 from planner.documents import ModelSpec, Plan
 from planner.memory import account_device, smallest_budget
 from planner.profiles import load_profile
-from solvers.errors import BudgetError, StaleError, UnsupportedError
+from solvers.errors import BudgetError, DocumentError, StaleError, UnsupportedError
 
 __all__ = ["check_account", "check_documents"]
 
@@ -60,7 +60,11 @@ def check_documents(plan: Plan, source: WeightSource, profile: Path | None) -> N
 def _check_profile(plan: Plan, profile: Path | None) -> None:
     hint = Path(plan.locations.profile)
     if profile is None and not (hint / "profile.json").exists():
-        _log.info("the plan's profile is not at %s; it is not checked", hint)
+        _log.warning(
+            "moeplan: the plan's profile is not at %s, so the plan was not compared with it "
+            "(--profile DIR names another place)",
+            hint,
+        )
         return
     folder = profile or hint
     index = load_profile(folder).index
@@ -85,15 +89,24 @@ def check_account(plan: Plan, model: ModelSpec) -> None:
     ------
     BudgetError
         If the policy does not fit the budget; names the smallest that works.
+    DocumentError
+        If the plan's account says something else; names the first purpose that differs.
     """
-    budget = plan.memory["device"].capacity_bytes
+    stated = plan.memory["device"]
+    budget = stated.capacity_bytes
     width = DTYPES[model.dtype].itemsize
-    need = account_device(model, plan.policy, plan.workload, width, budget).peak_bytes
-    if need <= budget:
-        return
-    least = smallest_budget(model, plan.workload, width)
-    raise BudgetError(
-        f"the plan needs {need} bytes and its budget is {budget}; plan again with a budget of "
-        f"at least {least} bytes, the smallest that works for this workload",
-        least,
-    )
+    account = account_device(model, plan.policy, plan.workload, width, budget)
+    if account.peak_bytes > budget:
+        least = smallest_budget(model, plan.workload, width)
+        raise BudgetError(
+            f"the plan needs {account.peak_bytes} bytes and its budget is {budget}; plan again "
+            f"with a budget of at least {least} bytes, the smallest that works for this workload",
+            least,
+        )
+    for purpose in sorted(account.by_purpose.keys() | stated.by_purpose.keys()):
+        ours, theirs = account.by_purpose.get(purpose), stated.by_purpose.get(purpose)
+        if ours != theirs:
+            raise DocumentError(
+                f"plan: memory.device: {purpose} takes {ours} bytes with this checkpoint, the "
+                f"plan says {theirs}: plan again"
+            )

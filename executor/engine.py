@@ -21,7 +21,7 @@ from executor.units import check_policy
 from executor.warmup import warm_up
 from planner.documents import Plan, Trace, document_hash
 from planner.routing import TraceArrays
-from solvers.errors import CheckpointError, OptionError
+from solvers.errors import CheckpointError, OptionError, StaleError
 
 __all__ = ["Engine", "Output"]
 
@@ -120,11 +120,15 @@ class Engine(Closing):
         UnsupportedError
             If this machine or this moeplan cannot run the plan.
         DocumentError
-            If the policy does not fit the model.
+            If the policy does not fit the model, or the account of memory is not the model's.
         """
         folder = checkpoint or Path(plan.locations.checkpoint)
         if store is None and plan.inputs.store_fingerprint is not None:
-            store = Path(plan.locations.store or "")
+            if plan.locations.store is None:
+                raise StaleError(
+                    "store", "the plan was made with a store, but does not say where: plan again"
+                )
+            store = Path(plan.locations.store)
         source = open_weights(folder, store, read_into=read_into)
         try:
             check_documents(plan, source, profile)

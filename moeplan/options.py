@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 
+from planner.documents import printable
 from solvers.errors import InputError, OptionError
 
 __all__ = [
     "check_new_folder",
+    "check_not_read",
     "check_output",
+    "check_outputs",
     "optional_bandwidth",
     "parse_bandwidth",
     "parse_size",
@@ -113,27 +116,54 @@ def split_names(
     return names
 
 
-def check_output(path: Path, option: str, inputs: Sequence[Path | None] = ()) -> None:
-    """Make sure, before any long work, that a file can be written to ``path``.
+def check_not_read(path: Path, option: str, inputs: Sequence[Path | None]) -> None:
+    """The one rule for all outputs: none is an input, or lies in a folder that is read.
 
     Raises
     ------
     OptionError
-        If ``path`` is an input or lies in an input's folder, is a folder or a device, or its
-        folder is missing or not writable.
+        If it does, or a name holds what no document can.
     """
+    for place in (path, *inputs):
+        if place is not None and not printable(str(place.absolute())):
+            raise OptionError(f"{str(place)!r}: the name holds control characters; rename it")
+    for other in inputs:
+        if other is None or not other.exists():
+            continue
+        if path.exists() and path.samefile(other):
+            raise OptionError(f"{option} {path} is one of the inputs; name another place")
+        if other.is_dir() and path.resolve().is_relative_to(other.resolve()):
+            raise OptionError(f"{option} {path} lies in {other}, which is read; name another place")
+
+
+def check_outputs(outputs: Mapping[str, Path | None], inputs: Sequence[Path | None] = ()) -> None:
+    """Make sure, before any long work, that files can be written to all of ``outputs``, which are
+    named by their options.
+
+    Raises
+    ------
+    OptionError
+        If one is an input or lies in an input's folder, is a folder or a device, its folder is
+        missing or not writable, or two are one file.
+    """
+    taken: dict[Path, str] = {}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        check_output(path, option, inputs)
+        other = taken.setdefault(path.resolve(), option)
+        if other != option:
+            raise OptionError(f"{other} and {option} both name {path}")
+
+
+def check_output(path: Path, option: str, inputs: Sequence[Path | None] = ()) -> None:
+    """As ``check_outputs``, for one file."""
     if path.is_dir():
         raise OptionError(f"{option} {path} is a folder; name a file")
     if path.exists() and not path.is_file():
         # a rename would put a file in its place
         raise OptionError(f"{option} {path} is a device or a pipe; name a file")
-    for other in inputs:
-        if other is None or not other.exists():
-            continue
-        if path.exists() and path.samefile(other):
-            raise OptionError(f"{option} {path} is one of the inputs; name another file")
-        if other.is_dir() and path.resolve().is_relative_to(other.resolve()):
-            raise OptionError(f"{option} {path} lies in {other}, which is read; name another place")
+    check_not_read(path, option, inputs)
     parent = path.parent
     if not parent.is_dir():
         raise OptionError(f"{option} {path}: the folder {parent} does not exist")
@@ -163,9 +193,7 @@ def check_new_folder(
     """
     if path.exists() and not path.is_dir():
         raise OptionError(f"{option} {path} is a file; name a folder")
-    for other in inputs:
-        if other is not None and path.resolve() == other.resolve():
-            raise OptionError(f"{option} {path} is one of the inputs; name another folder")
+    check_not_read(path, option, inputs)
     if path.is_dir():
         if not (path / mark).exists() and any(path.iterdir()):
             raise OptionError(f"{option} {path} holds other files; name a new folder")

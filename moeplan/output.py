@@ -16,6 +16,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from planner.documents import printable
 from solvers.errors import InputError, MoeplanError, RunError
 
 __all__ = [
@@ -28,7 +29,12 @@ __all__ = [
     "human_bytes",
     "human_number",
     "human_time",
+    "one_line",
 ]
+
+_MOST_WORD = 400
+"""Longer than most paths; a longer word of an error is cut."""
+_MOST_LINE = 1_600
 
 EXIT_CODES: tuple[tuple[type[MoeplanError], int], ...] = ((InputError, 2), (RunError, 1))
 
@@ -85,6 +91,21 @@ def guard_stdout() -> Iterator[None]:
             sys.stdout = before
             os.dup2(kept, 1)
             os.close(kept)
+
+
+def one_line(message: str) -> str:
+    """``message`` on one line that a terminal can show, with what is echoed in it cut where long.
+
+    A user's 5,000 digits, or a document's key without end, are no help in the error about them.
+    """
+    line = " ".join(message.split())
+    line = "".join(one if printable(one) else ascii(one)[1:-1] for one in line)
+    line = " ".join(map(_cut, line.split(" ")))
+    return line if len(line) <= _MOST_LINE else f"{line[: _MOST_LINE // 2]} … {line[-400:]}"
+
+
+def _cut(word: str) -> str:
+    return word if len(word) <= _MOST_WORD else f"{word[:60]}… ({len(word):,} characters)"
 
 
 class Steps:
@@ -192,7 +213,7 @@ class Reporter:
 
     def fail(self, kind: str, message: str) -> None:
         """One line on stderr, and under ``--json`` an error document on stdout."""
-        line = " ".join(message.split())
+        line = one_line(message)
         self.result({"error": {"class": kind, "message": line}})
         self.note(f"moeplan: {line}")
 

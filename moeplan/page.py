@@ -225,7 +225,8 @@ def _kind_table(plan: Plan | None, trace: Trace | None, judged: bool) -> str:
     """Time of each kind of operation, predicted beside measured; their ratio where ``judged``."""
     columns: list[tuple[str, dict[str, int]]] = []
     if plan is not None:
-        columns.append(("predicted", dict(plan.predicted.totals.duration_by_kind_ns)))
+        promised = plan.predicted.totals.duration_by_kind_ns
+        columns.append(("predicted", {str(kind): ns for kind, ns in promised.items()}))
     if trace is not None:
         columns.append(
             ("measured", {str(k): v for k, v in trace.totals.duration_by_kind_ns.items()})

@@ -1,7 +1,7 @@
 """The independent check of a plan: every violation, each with its reason.
 
-It recomputes memory from the model and rebuilds the solvers' problem; it shares no code with any
-solver.
+It recomputes memory from the model, rebuilds the solvers' problem and replays the policy on it
+(``planner.recompute``); it shares no code with any solver.
 """
 
 from __future__ import annotations
@@ -10,14 +10,22 @@ import math
 
 from planner.documents import ModelSpec, Plan, Policy, document_hash
 from planner.encode import DTYPE_BYTES
-from planner.memory import account_device
+from planner.memory import default_head_tiling
 from planner.profiles import Profile
+from planner.recompute import check_account, check_prediction
+from planner.timeline_check import check_timeline
 from solvers.checker import Violation
+from solvers.registry import names
 
 __all__ = ["Violation", "check_plan"]
 
+_PASSES_AHEAD = 2
+"""Copies run at most one pass ahead, so that no unit is ever held twice for one pass."""
 
-def check_plan(plan: Plan, profile: Profile | None = None) -> list[Violation]:
+
+def check_plan(
+    plan: Plan, profile: Profile | None = None, *, replayed: bool = True
+) -> list[Violation]:
     """All violations of a plan; an empty list where there is none.
 
     Parameters
@@ -25,14 +33,20 @@ def check_plan(plan: Plan, profile: Profile | None = None) -> list[Violation]:
     plan
         A parsed plan.
     profile
-        What it claims to be made from. Without it, memory is not recomputed and expert numbers are
-        not held against the model.
+        What it claims to be made from. Without it, memory and prediction are not recomputed and
+        expert numbers are not held against the model.
+    replayed
+        Whether objective, bound and prediction are computed again, where nothing else is amiss.
     """
     found = _check_policy(plan.policy)
+    found += _check_workload(plan)
     found += _check_numbers(plan)
+    found += check_timeline(plan, None if profile is None else profile.model)
     if profile is not None:
         found += _check_inputs(plan, profile)
         found += _check_model(plan, profile.model)
+        if replayed and not found:
+            found += check_prediction(plan, profile)
     return found
 
 
@@ -66,11 +80,46 @@ def _check_policy(policy: Policy) -> list[Violation]:
         message = "experts or head tiles stream, but have no slot"
         found.append(Violation("slots", "policy.slots", message))
     if policy.slots and policy.reserve < 1 and policy.eviction != "none":
-        message = f"with {policy.eviction} a copy on demand needs a slot that prefetches leave to it"
+        message = (
+            f"with {policy.eviction} a copy on demand needs a slot that prefetches leave to it"
+        )
         found.append(Violation("reserve_missing", "policy.reserve", message))
     if policy.dense_slots < 1 and not all(layer.dense_resident for layer in policy.layers):
         message = "dense parts stream, but have no slot"
         found.append(Violation("dense_slots", "policy.dense_slots", message))
+    return found
+
+
+def _check_workload(plan: Plan) -> list[Violation]:
+    """The group against the requests, and memory against what the policy keeps there."""
+    policy, requests, found = plan.policy, plan.workload.requests, []
+    n, b = policy.n_batches, policy.batch_size
+    if b > requests or (n - 1) * b >= requests:
+        message = f"{n:,} batches of {b:,} are never filled by {requests:,} requests"
+        found.append(Violation("group", "policy.n_batches", message))
+    streamed = sum(not layer.dense_resident for layer in policy.layers)
+    most = _PASSES_AHEAD * len(policy.layers) + 1 if streamed else 0
+    if policy.dense_slots > most:
+        message = f"{policy.dense_slots:,} slots, of which {most} could ever be used"
+        found.append(Violation("dense_slots", "policy.dense_slots", message))
+    if (plan.inputs.store_fingerprint is None) != (plan.locations.store is None):
+        message = "a store's fingerprint and place: one is there without the other"
+        found.append(Violation("store", "inputs.store_fingerprint", message))
+    for tier in sorted(plan.memory.keys() - {"device"}):
+        message = "no plan keeps anything there yet"
+        found.append(Violation("memory_tier", f"memory.{tier}", message))
+    stated = plan.memory["device"].by_purpose
+    kept = {
+        "dense": len(policy.layers) - streamed,
+        "dense_slots": policy.dense_slots,
+        "experts": sum(len(layer.resident) for layer in policy.layers),
+        "slots": policy.slots,
+        **dict.fromkeys(("kv", "hidden", "workspace", "logits", "embedding"), 1),
+    }
+    for purpose, count in kept.items():
+        if purpose in stated and (count > 0) != (stated[purpose] > 0):
+            message = f"{purpose}: {stated[purpose]:,} bytes for {count} of them"
+            found.append(Violation("memory_account", "memory.device", message))
     return found
 
 
@@ -81,6 +130,10 @@ def _check_numbers(plan: Plan) -> list[Violation]:
         if account.peak_bytes > account.capacity_bytes:
             message = f"needs {account.peak_bytes:,} bytes of {account.capacity_bytes:,}"
             found.append(Violation("memory_capacity", f"memory.{tier}", message))
+    known = names()
+    for where, name in (("solver", plan.solver), *(("chosen_over", n) for n in plan.chosen_over)):
+        if name not in known:
+            found.append(Violation("solver", where, f"{name!r} is no solver"))
     if plan.objective < 0:
         found.append(Violation("negative", "objective", f"objective is {plan.objective}"))
     told = (plan.bound is None, plan.bound_class is None, plan.gap is None)
@@ -98,18 +151,43 @@ def _check_numbers(plan: Plan) -> list[Violation]:
             if not math.isclose(gap, plan.gap, rel_tol=1e-6, abs_tol=1e-9):
                 message = f"gap is {plan.gap}, objective and bound say {gap}"
                 found.append(Violation("gap_inconsistent", "gap", message))
-    totals = plan.predicted.totals
+    return found + _check_totals(plan)
+
+
+def _check_totals(plan: Plan) -> list[Violation]:
+    """The sums of a prediction against each other, the workload and the objective."""
+    found: list[Violation] = []
+    totals, workload, where = plan.predicted.totals, plan.workload, "predicted.totals"
     if totals.prefill_ns + totals.decode_ns != totals.wall_ns:
         message = "prefill and decode do not add up to the wall time"
-        found.append(Violation("totals_inconsistent", "predicted.totals", message))
-    tokens = plan.workload.requests * plan.workload.new_tokens
-    rate = plan.predicted.tokens_per_second.value
-    if totals.wall_ns and not math.isclose(rate * totals.wall_ns, tokens * 1e9, rel_tol=1e-6):
-        message = "tokens per second do not follow from the wall time and the workload"
-        found.append(Violation("rate_inconsistent", "predicted.tokens_per_second", message))
-    waits = totals.bubble_inter_layer_ns + totals.bubble_intra_layer_ns
-    if waits > totals.wall_ns:
-        found.append(Violation("bubbles", "predicted.totals", "bubbles exceed the wall time"))
+        found.append(Violation("totals_inconsistent", where, message))
+    by_kind = totals.duration_by_kind_ns
+    computed = sum(ns for kind, ns in by_kind.items() if not kind.startswith("copy_"))
+    # each kind is an average over runs and was cut to whole ns by itself
+    if abs(computed - totals.wall_ns) > len(by_kind) + 2:
+        message = "computation and waits do not add up to the wall time"
+        found.append(Violation("totals_inconsistent", f"{where}.duration_by_kind_ns", message))
+    for name, waits in (
+        ("bubble_inter_layer_ns", by_kind.get("wait_dense", 0)),
+        ("bubble_intra_layer_ns", by_kind.get("wait_expert", 0) + by_kind.get("wait_head", 0)),
+    ):
+        if getattr(totals, name) != waits:
+            message = f"{getattr(totals, name):,} ns, the waits of their kind {waits:,}"
+            found.append(Violation("bubbles", f"{where}.{name}", message))
+    tokens = workload.requests * workload.new_tokens
+    for name, made, spent in (
+        ("tokens_per_second", tokens, totals.wall_ns),
+        ("decode_tokens_per_second", tokens - workload.requests, totals.decode_ns),
+    ):
+        rate = getattr(plan.predicted, name).value
+        if not math.isclose(rate * spent, made * 1e9 if spent else 0.0, rel_tol=1e-6):
+            message = "does not follow from the time and the workload"
+            found.append(Violation("rate_inconsistent", f"predicted.{name}", message))
+    if plan.objective_name == "throughput" and not math.isclose(
+        plan.objective * tokens, totals.wall_ns, rel_tol=1e-6, abs_tol=2.0
+    ):
+        message = f"{plan.objective} ns a token do not make the wall time"
+        found.append(Violation("objective_inconsistent", "objective", message))
     return found
 
 
@@ -159,24 +237,20 @@ def _check_model(plan: Plan, model: ModelSpec) -> list[Violation]:
     if policy.slots and policy.reserve < 1 and on_demand and policy.eviction == "none":
         message = "copies on demand need a slot that prefetches leave to them"
         found.append(Violation("reserve_missing", "policy.reserve", message))
-    rows, tiles, vocabulary = policy.head_tile_rows, policy.head_tiles, model.vocab_size
-    if not (tiles - 1) * rows < vocabulary <= tiles * rows:
-        message = f"{tiles} tiles of {rows} rows do not cover {vocabulary} rows of vocabulary"
+    rows, tiles = default_head_tiling(model, DTYPE_BYTES[plan.dtype])
+    if (policy.head_tile_rows, policy.head_tiles) != (rows, tiles):
+        message = (
+            f"{policy.head_tiles} tiles of {policy.head_tile_rows} rows; {model.vocab_size} rows "
+            f"of vocabulary make {tiles} of {rows}"
+        )
         found.append(Violation("head_tiles", "policy.head_tiles", message))
+    most = _PASSES_AHEAD * (sum(spec.experts for spec in model.layers) + tiles)
+    if policy.slots > most:
+        message = f"{policy.slots:,} slots, of which {most:,} could ever be used"
+        found.append(Violation("slots", "policy.slots", message))
     context = plan.workload.prompt_tokens + plan.workload.new_tokens
     if context > model.max_context:
         message = f"{context} tokens of a context of {model.max_context}"
         found.append(Violation("context", "workload", message))
-    stated = plan.memory["device"]
-    account = account_device(
-        model, policy, plan.workload, DTYPE_BYTES[plan.dtype], stated.capacity_bytes
-    )
-    for purpose in sorted(stated.by_purpose.keys() | account.by_purpose.keys()):
-        ours, theirs = account.by_purpose.get(purpose), stated.by_purpose.get(purpose)
-        if ours != theirs:
-            message = f"{purpose}: the plan says {theirs} bytes, the model {ours}"
-            found.append(Violation("memory_account", "memory.device", message))
-    if account.peak_bytes > stated.capacity_bytes:
-        message = f"needs {account.peak_bytes:,} bytes of {stated.capacity_bytes:,}"
-        found.append(Violation("memory_overflow", "memory.device", message))
+    found += check_account(plan, model)
     return found

@@ -10,16 +10,18 @@ import numpy.typing as npt
 
 from planner.documents import Workload
 from planner.encode import Encoding, Factors
+from planner.memory import account_device
 from planner.objectives import Objective
 from planner.predict import Judged
 from planner.profiles import Profile
 from planner.scenarios import PassShape, Sequences, Split, draw_counts, pass_shapes
 from solvers.layout import smallest_capacity
-from solvers.outcome import Schedule
+from solvers.outcome import Bound, Schedule, StageChoice
 from solvers.problem import Problem, Scenarios
-from solvers.replay import replay
+from solvers.relaxation import relax
+from solvers.replay import measure, replay
 
-__all__ = ["Candidate", "candidates", "smallest_budget_bytes"]
+__all__ = ["Candidate", "candidates", "smallest_account", "smallest_budget_bytes"]
 
 SetName = Literal["fit", "choose", "judge"]
 
@@ -127,7 +129,7 @@ class Candidate:
             max(self.encoding.capacity_bytes, 0),
             self.encoding.slot_bytes,
             max(layer.top_k for layer in model.layers),
-            "time" if plain else self.objective.measure,
+            "time" if plain or self.objective.measure == "memory" else self.objective.measure,
         )
 
     def judged(self) -> Judged:
@@ -138,8 +140,40 @@ class Candidate:
 
     def value(self, which: SetName, total: int) -> float:
         """A weighted sum over a set's passes, in the objective's unit."""
+        if self.objective.measure == "memory":
+            return float(total)
         runs = self.scenarios(which).passes // len(self.shapes(which))
         return total / runs / self.objective.per(self.encoding.workload, self.shapes(which))
+
+    def bound(self, schedule: Schedule) -> Bound | None:
+        """No policy with this n and b, fixed residents and no eviction caching is faster on the
+        judging sequences. For a caching ``schedule``, what is physically needed: all computation.
+        None where neither speaks of the objective."""
+        if self.objective.measure == "memory":
+            encoding = self.encoding
+            return Bound(smallest_budget_bytes(encoding.profile, encoding.workload), "plan")
+        problem = self.problem("judge")
+        if problem.measure != "time":
+            return None
+        if schedule.eviction != "none":
+            compute = problem.scenarios.compute_ns.sum(axis=1) * problem.scenarios.weight
+            return Bound(int(compute.sum()), "physical")
+        relaxed = relax(problem)
+        return None if relaxed is None else relaxed.bound
+
+    def score(self, which: SetName, schedule: Schedule) -> float:
+        """The objective of a schedule on one set, in its unit."""
+        if self.objective.measure == "memory":
+            return float(self.peak_bytes(schedule))
+        problem = self.problem(which)
+        return self.value(which, measure(problem, replay(problem, schedule)))
+
+    def peak_bytes(self, schedule: Schedule) -> int:
+        """Device memory under a schedule."""
+        encoding = self.encoding
+        policy, model = encoding.policy(schedule), encoding.profile.model
+        account = account_device(model, policy, encoding.workload, encoding.dtype_bytes, 0)
+        return account.peak_bytes
 
     def set_factors(self, schedule: Schedule) -> None:
         """How much copies and computation overlap under ``schedule``, and so slow each other."""
@@ -225,11 +259,24 @@ def smallest_capacity_of(encoding: Encoding) -> int:
 
 def smallest_budget_bytes(profile: Profile, workload: Workload) -> int:
     """The smallest device budget with which any n and b works: one sequence at a time."""
-    budgets = []
+    return smallest_account(profile, workload)[0]
+
+
+def smallest_account(profile: Profile, workload: Workload) -> tuple[int, dict[str, int]]:
+    """The smallest budget, and what it is for: purpose -> bytes."""
+    accounts = []
     for chunk in CHUNK_BYTES:
         encoding = Encoding(profile, workload, 1, 1, 0, chunk)
-        budgets.append(encoding.fixed_bytes + smallest_capacity_of(encoding))
-    return min(budgets)
+        total = encoding.fixed_bytes + smallest_capacity_of(encoding)
+        empty = Schedule((StageChoice(),) * (len(profile.model.layers) + 1), 0, 0, 0)
+        purposes = account_device(
+            profile.model, encoding.policy(empty), workload, encoding.dtype_bytes, 0
+        ).by_purpose
+        starts = [stage.start.held_bytes for stage in encoding.stages(Factors()) if stage.start]
+        purposes["dense_slots"] += max(starts, default=0)
+        purposes["slots"] += total - sum(purposes.values())
+        accounts.append((total, purposes))
+    return min(accounts, key=lambda entry: entry[0])
 
 
 def _attention_ns(encoding: Encoding) -> int:

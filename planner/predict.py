@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.documents import Event, Predicted, PredictedTotals, Range, Timeline
+from planner.documents import Event, Predicted, PredictedTotals, Range, Slowdown, Timeline
 from planner.encode import Encoding, Factors
 from planner.scenarios import PassShape
 from solvers.outcome import Schedule
@@ -70,7 +70,7 @@ def predict(judged: Judged, schedule: Schedule) -> Predicted:
         bytes_read=int((result.copied_bytes * weight).sum()) // runs,
         bubble_inter_layer_ns=by_kind["wait_dense"],
         bubble_intra_layer_ns=by_kind["wait_expert"] + by_kind["wait_head"],
-        duration_by_kind_ns={kind: total for kind, total in by_kind.items() if total},
+        duration_by_kind_ns={kind: total for kind, total in by_kind.items() if total},  # type: ignore[misc]
     )
     per_run = (pass_ns * weight).reshape(runs, -1)
     spread = _spread(judged, by_kind, wall_ns)
@@ -83,6 +83,7 @@ def predict(judged: Judged, schedule: Schedule) -> Predicted:
         time_to_first_token_ns=int(pass_ns[list(scenarios.run_starts)].mean()),
         totals=totals,
         timeline=_timeline(judged, schedule),
+        slowdown=Slowdown(*judged.factors),
     )
 
 

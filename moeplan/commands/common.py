@@ -119,6 +119,27 @@ def hardware_of(plan: Plan, profile: Path | None = None) -> Hardware | None:
     return hardware if document_hash(hardware) == plan.inputs.hardware else None
 
 
+def load_plan(path: Path) -> Plan:
+    """Read a plan that was not edited and does not contradict itself.
+
+    Raises
+    ------
+    DocumentError
+        Naming the first fault.
+    """
+    from planner.check import check_plan
+
+    plan = load_document(Plan, path)
+    faults = check_plan(plan)
+    if faults:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        raise DocumentError(
+            f"{path}: {faults[0].where}: {faults[0].message}{more}: plan again; "
+            "'moeplan check' lists what is wrong"
+        )
+    return plan
+
+
 def plain(value: Any) -> Any:
     """Plain JSON values of (nested) dataclasses, tuples and paths."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -12,12 +12,13 @@ from rich.text import Text
 from moeplan.commands.common import (
     Json,
     hardware_of,
+    load_plan,
     model_of,
     plan_summary,
     reporter_of,
     trace_summary,
 )
-from moeplan.options import check_output
+from moeplan.options import check_outputs
 from moeplan.output import Reporter
 from moeplan.page import build_page
 from moeplan.terminal import draw_pass, pass_indices
@@ -51,6 +52,7 @@ def document_schema(name: str) -> dict[str, Any]:
         raise OptionError(f"schema {name!r} is unknown; choose from {', '.join(DOCUMENTS)}")
     cls = DOCUMENTS[name]
     body = TypeAdapter(cls).json_schema()
+    seal = {"content_hash": {"type": "string", "pattern": "^[0-9a-f]{64}$"}} if cls.sealed else {}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **body,
@@ -58,8 +60,9 @@ def document_schema(name: str) -> dict[str, Any]:
             "kind": {"const": cls.kind},
             "version": {"const": cls.version},
             **body["properties"],
+            **seal,
         },
-        "required": ["kind", "version", *body.get("required", [])],
+        "required": ["kind", "version", *body.get("required", []), *seal],
     }
 
 
@@ -91,9 +94,11 @@ def load_plan_or_trace(path: Path) -> Plan | Trace:
         raise DocumentError(f"{path}: cannot be read as JSON: {error}") from error
     kind = value.get("kind") if isinstance(value, dict) else None
     if kind == Plan.kind:
-        return load_document(Plan, path)
+        return load_plan(path)
     if kind == Trace.kind:
         return load_document(Trace, path)
+    if kind is None:
+        raise DocumentError(f"{path}: has no 'kind'; is it a moeplan document?")
     raise DocumentError(f"{path}: kind is {kind!r}; a plan or a trace was expected")
 
 
@@ -115,8 +120,7 @@ def show(
     """Explain a plan or a run: words, memory, and one pass as a timeline; or as an HTML page."""
     reporter = reporter_of(ctx)
     plan, trace = _plan_and_trace(documents)
-    if html is not None:
-        check_output(html, "--html", documents)
+    check_outputs({"--html": html}, documents)
     model = model_of(plan) if plan is not None else None
     hardware = hardware_of(plan) if plan is not None else None
     if html is not None and pass_index is not None:

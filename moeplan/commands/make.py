@@ -28,7 +28,8 @@ from moeplan.commands.common import (
 )
 from moeplan.options import (
     check_new_folder,
-    check_output,
+    check_not_read,
+    check_outputs,
     optional_bandwidth,
     parse_size,
     read_prompts,
@@ -80,6 +81,7 @@ def synth(
             raise OptionError(f"{option} {value} is not a number")
         if value is not None and routing is not None:
             raise OptionError(f"{option} has no effect: --routing says it")
+    check_not_read(out, "--out", [config, routing])
     with reporter.steps("synth") as progress:
         summary = write_synthetic(
             config,
@@ -112,6 +114,7 @@ def pack(
     import executor
 
     reporter = reporter_of(ctx)
+    check_not_read(store, "STORE", [checkpoint])
     with reporter.steps("pack") as progress:
         summary = executor.pack(checkpoint, store, progress)
     again = f", {summary.reused_units} of them from before" if summary.reused_units else ""
@@ -150,7 +153,7 @@ def profile(
     if device not in ("cpu", "cuda"):
         raise OptionError(f"--device {device!r} is unknown; choose cpu or cuda")
     texts = read_prompts(prompts) if prompts is not None else None
-    check_new_folder(out, "--out", "profile.json", [checkpoint, store])
+    check_new_folder(out, "--out", "profile.json", [checkpoint, store, prompts])
     from profiler import profile_checkpoint
 
     with reporter.steps("profile") as progress:
@@ -228,8 +231,7 @@ def plan(
     memory_bytes = parse_size(memory, "--memory")
     (objective,) = split_names(objective, OBJECTIVES, "--objective", most=1)
     (solver,) = split_names(solver, SOLVERS, "--solver", most=1)
-    documents = ("profile.json", "hardware.json", "model.json", "costs.json", "routing.json")
-    check_output(out, "--out", [profile_folder / name for name in documents])
+    check_outputs({"--out": out}, [profile_folder])
     loaded = load_profile(profile_folder)
     limit = search_seconds((solver,), time_limit)
     with reporter.steps("plan") as steps:

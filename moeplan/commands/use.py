@@ -11,14 +11,21 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from moeplan.commands.common import Json, hardware_of, plain, reporter_of, trace_summary
-from moeplan.options import check_output, optional_bandwidth, read_prompts
+from moeplan.commands.common import Json, hardware_of, load_plan, plain, reporter_of, trace_summary
+from moeplan.options import check_outputs, optional_bandwidth, read_prompts
 from moeplan.output import human_bytes, human_number, human_time
 from moeplan.words import explain_trace
 from planner.comparable import disk_pace, pace_words
-from planner.documents import Plan, Trace, load_document, write_atomic, write_document
+from planner.documents import (
+    Plan,
+    Trace,
+    load_document,
+    load_with_seal,
+    write_atomic,
+    write_document,
+)
 from planner.profiles import load_profile
-from solvers.errors import OptionError
+from solvers.errors import InputError, OptionError
 
 __all__ = ["check", "run", "verify"]
 
@@ -32,18 +39,25 @@ def check(
     ctx: typer.Context, plan_file: PlanFile, profile: ProfileOption = None, as_json: Json = False
 ) -> int:
     """Check a plan with code that shares nothing with the solvers; print every violation."""
-    from planner.check import check_plan
+    from planner.check import Violation, check_plan
 
     reporter = reporter_of(ctx)
-    plan = load_document(Plan, plan_file)
+    plan, broken_seal = load_with_seal(Plan, plan_file)
     folder = profile if profile is not None else Path(plan.locations.profile)
-    loaded = load_profile(folder) if profile is not None or folder.is_dir() else None
-    if loaded is None:
+    loaded, missing = None, None
+    try:
+        loaded = load_profile(folder)
+    except InputError as error:
+        if profile is not None:
+            raise
+        missing = str(error)
         reporter.note(
-            f"the profile {folder} is not there: only what the plan alone tells is checked "
-            "(--profile DIR names another place)"
+            f"moeplan: memory and prediction were not recomputed, because the profile cannot be "
+            f"read: {missing} (--profile DIR names another place)"
         )
     violations = check_plan(plan, loaded)
+    if broken_seal is not None:
+        violations.insert(0, Violation("edited", "content_hash", broken_seal))
     for violation in violations:
         reporter.show(Text(f"{violation.reason}: {violation.where}: {violation.message}"))
     against = f"against {folder}" if loaded is not None else "by itself"
@@ -53,7 +67,8 @@ def check(
         {
             "plan": str(plan_file),
             "profile": str(folder) if loaded is not None else None,
-            "violations": plain(violations),
+            "not_recomputed": missing,
+            "violations": [violation._asdict() for violation in violations],
         }
     )
     return 1 if violations else 0
@@ -89,16 +104,12 @@ def run(
 ) -> None:
     """Carry a plan out on prompts."""
     reporter = reporter_of(ctx)
-    plan = load_document(Plan, plan_file)
+    plan = load_plan(plan_file)
     asked = read_prompts(prompts)
     places = (plan.locations.checkpoint, plan.locations.store, plan.locations.profile)
     read = [plan_file, prompts, checkpoint, store, profile]
-    read += [Path(place) for place in places if place and "\0" not in place]
-    for path, option in ((out, "--out"), (trace, "--trace")):
-        if path is not None:
-            check_output(path, option, read)
-    if out is not None and trace is not None and out.absolute() == trace.absolute():
-        raise OptionError(f"--out and --trace both name {out}")
+    read += [Path(place) for place in places if place]
+    check_outputs({"--out": out, "--trace": trace}, read)
     pace = optional_bandwidth(disk_bandwidth, "--disk-bandwidth")
     hardware = hardware_of(plan, profile)
     if hardware is not None:
@@ -175,7 +186,7 @@ def verify(
     reporter = reporter_of(ctx)
     if max_error is not None and not math.isfinite(max_error):
         raise OptionError(f"--max-error {max_error} is not a fraction")
-    plan, trace = load_document(Plan, plan_file), load_document(Trace, trace_file)
+    plan, trace = load_plan(plan_file), load_document(Trace, trace_file)
     found = compare_with(plan, trace, hardware_of(plan))
     if max_error is not None and found.not_comparable is not None:
         raise OptionError(

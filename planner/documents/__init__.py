@@ -12,7 +12,9 @@ from planner.documents.base import (
     document_hash,
     dump_document,
     load_document,
+    load_with_seal,
     parse_document,
+    printable,
     to_json,
     write_atomic,
     write_document,
@@ -20,6 +22,7 @@ from planner.documents.base import (
 from planner.documents.costs import Channel, CostProfile, Curve, Hardware, Surface, Tier
 from planner.documents.model import LayerSpec, ModelSpec
 from planner.documents.plan import (
+    MOST_REQUESTS,
     Inputs,
     LayerPolicy,
     Locations,
@@ -30,6 +33,7 @@ from planner.documents.plan import (
     PredictedTotals,
     ProfileIndex,
     Range,
+    Slowdown,
     Workload,
 )
 from planner.documents.routing import RoutingStats, RoutingTrace
@@ -47,11 +51,12 @@ DOCUMENTS: dict[str, type[Document]] = {
         ProfileIndex,
         Plan,
         Trace,
-    )
+        )
 }
 
 __all__ = [
     "DOCUMENTS",
+    "MOST_REQUESTS",
     "Channel",
     "CostProfile",
     "Curve",
@@ -73,6 +78,7 @@ __all__ = [
     "Range",
     "RoutingStats",
     "RoutingTrace",
+    "Slowdown",
     "Surface",
     "Tier",
     "Timeline",
@@ -83,7 +89,9 @@ __all__ = [
     "document_hash",
     "dump_document",
     "load_document",
+    "load_with_seal",
     "parse_document",
+    "printable",
     "to_json",
     "write_atomic",
     "write_document",

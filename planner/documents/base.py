@@ -11,7 +11,9 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -30,11 +32,15 @@ __all__ = [
     "Nanoseconds",
     "Positive",
     "Source",
+    "Tokens",
+    "Units",
     "canonical_json",
     "document_hash",
     "dump_document",
     "load_document",
+    "load_with_seal",
     "parse_document",
+    "printable",
     "to_json",
     "write_atomic",
     "write_document",
@@ -42,10 +48,17 @@ __all__ = [
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-Bytes = Annotated[int, Field(ge=0)]
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
-Nanoseconds = Annotated[int, Field(ge=0)]
+_MOST = 1 << 62
+"""No number of bytes, nanoseconds or parameters is larger, and sums of two still fit 64 bits."""
+
+Bytes = Annotated[int, Field(ge=0, le=_MOST)]
+Count = Annotated[int, Field(ge=0, le=_MOST)]
+Positive = Annotated[int, Field(ge=1, le=_MOST)]
+Nanoseconds = Annotated[int, Field(ge=0, le=_MOST)]
+Units = Annotated[int, Field(ge=0, le=1 << 20)]
+"""Things that a plan counts out one by one: slots, tiles, experts, layers."""
+Tokens = Annotated[int, Field(ge=1, le=1 << 27)]
+"""Tokens of one sequence: ten times the longest context there is."""
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Source = Literal["measured", "fitted", "spec", "synthetic", "paced"]
@@ -82,11 +95,16 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """Base of every document: see the module."""
+    """Base of every document: see the module.
+
+    A ``sealed`` one carries its own hash in its file (``content_hash``), so that an edit by hand
+    shows. It is no secret: whoever forges a plan can forge its seal, so plans are also checked.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     kind: ClassVar[str]
     version: ClassVar[int] = 1
+    sealed: ClassVar[bool] = False
 
 
 D = TypeVar("D", bound=Document)
@@ -94,6 +112,8 @@ D = TypeVar("D", bound=Document)
 
 _MOST_BYTES = 256 << 20
 """No document is larger: a device or a wrong file is not read without end."""
+
+_SEAL = "content_hash"
 
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {}
 
@@ -131,7 +151,9 @@ def parse_document(cls: type[D], value: object, where: str) -> D:
     if not isinstance(value, dict):
         raise DocumentError(f"{where}: not a JSON object; a {cls.kind} document was expected")
     body = dict(value)
-    kind, version = body.pop("kind", None), body.pop("version", None)
+    if "kind" not in body:
+        raise DocumentError(f"{where}: has no 'kind'; is it a moeplan document?")
+    kind, version = body.pop("kind"), body.pop("version", None)
     if kind != cls.kind:
         raise DocumentError(f"{where}: kind is {kind!r}; a {cls.kind!r} document was expected")
     if version != cls.version or isinstance(version, bool):
@@ -140,6 +162,10 @@ def parse_document(cls: type[D], value: object, where: str) -> D:
             f"{cls.version}: make the document again with this moeplan"
         )
     try:
+        for way, text in _texts(body, ()):
+            if not printable(text):
+                at = ".".join(map(str, way)) or "top level"
+                raise DocumentError(f"{where}: {at}: {text!r} holds control characters")
         document: D = _adapter(cls).validate_json(json.dumps(body), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
@@ -150,6 +176,29 @@ def parse_document(cls: type[D], value: object, where: str) -> D:
     except RecursionError as error:
         raise DocumentError(f"{where}: nested too deeply for a {cls.kind} document") from error
     return document
+
+
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, separators of lines, turns of direction, half surrogate pairs: what could
+make a terminal show something else than what the document says."""
+
+
+def printable(text: str) -> bool:
+    """Whether ``text`` may be shown on a terminal as it is; no document holds any other."""
+    return _UNPRINTABLE.search(text) is None
+
+
+def _texts(value: Any, place: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """All texts of a JSON value, keys too, with the way to each."""
+    if isinstance(value, str):
+        yield place, value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield place, key
+            yield from _texts(inner, (*place, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _texts(inner, (*place, index))
 
 
 def _object_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -167,8 +216,30 @@ def load_document(cls: type[D], path: Path) -> D:
     Raises
     ------
     DocumentError
-        If the file is missing, unreadable, not JSON, or not a valid document of this kind.
+        If the file is missing, unreadable, not JSON, not a valid document of this kind, or sealed
+        and edited since.
     """
+    document, fault = load_with_seal(cls, path)
+    if fault is not None:
+        raise DocumentError(f"{path}: {fault}")
+    return document
+
+
+def load_with_seal(cls: type[D], path: Path) -> tuple[D, str | None]:
+    """As ``load_document``, with what is wrong with the seal instead of a refusal; None where it
+    holds or there is none."""
+    value = _load_json(cls, path)
+    seal = value.pop(_SEAL, None) if cls.sealed and isinstance(value, dict) else None
+    document = parse_document(cls, value, str(path))
+    if not cls.sealed or seal == document_hash(document):
+        return document, None
+    if seal is None:
+        return document, f"has no {_SEAL}, without which edits do not show; make it again"
+    again = "plan again" if cls.kind == "plan" else "run again"
+    return document, f"was edited by hand after it was made: {again}"
+
+
+def _load_json(cls: type[Document], path: Path) -> Any:
     try:
         with open(path, "rb") as file:
             data = file.read(_MOST_BYTES + 1)
@@ -177,18 +248,21 @@ def load_document(cls: type[D], path: Path) -> D:
         text = data.decode()
     except FileNotFoundError:
         raise DocumentError(f"{path}: no such file; a {cls.kind} document was expected") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # also a path with a NUL, and what is not UTF-8
         raise DocumentError(f"{path}: cannot be read: {error}") from error
     try:
-        value = json.loads(text, object_pairs_hook=_object_once)
+        return json.loads(text, object_pairs_hook=_object_once)
     except (ValueError, RecursionError) as error:  # also integers of over 4,300 digits
         raise DocumentError(f"{path}: not valid JSON: {error}") from error
-    return parse_document(cls, value, str(path))
 
 
 def dump_document(document: Document) -> str:
-    """The text that goes into a file: indented JSON, one value to a line where short."""
-    return json.dumps(to_json(document), indent=1, allow_nan=False) + "\n"
+    """The text that goes into a file: indented JSON, one value to a line where short; a sealed
+    document with its seal."""
+    value = to_json(document)
+    if document.sealed:
+        value[_SEAL] = document_hash(document)
+    return json.dumps(value, indent=1, allow_nan=False) + "\n"
 
 
 def write_document(document: Document, path: Path) -> None:

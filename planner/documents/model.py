@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
-from planner.documents.base import STRICT, Bytes, Count, Document, Hash, Positive
+from planner.documents.base import STRICT, Bytes, Document, Hash, Positive, Tokens, Units
 
 __all__ = ["LayerSpec", "ModelSpec"]
+
+Width = Annotated[int, Field(ge=1, le=1 << 24)]
+Experts = Annotated[int, Field(ge=0, lt=1 << 16)]
+"""A routing trace holds them in 16 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +44,16 @@ class LayerSpec:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    index: Count
+    index: Units
     attention_bytes: Bytes
     router_bytes: Bytes
     norm_bytes: Bytes
     shared_expert_bytes: Bytes
     mlp_bytes: Bytes
-    experts: Count
-    top_k: Count
+    experts: Experts
+    top_k: Experts
     expert_bytes: Bytes
-    expert_intermediate: Count
+    expert_intermediate: Annotated[int, Field(ge=0, le=1 << 24)]
     kv_bytes_per_token: Bytes
     window: Positive | None = None
     state_bytes: Bytes = 0
@@ -115,13 +119,13 @@ class ModelSpec(Document):
     name: str
     family: str
     dtype: Literal["float32", "bfloat16", "float16", "float8"]
-    dtype_bytes: Positive
-    hidden_size: Positive
-    vocab_size: Positive
-    attention_heads: Positive
-    kv_heads: Positive
-    head_dim: Positive
-    max_context: Positive
+    dtype_bytes: Annotated[int, Field(ge=1, le=8)]
+    hidden_size: Width
+    vocab_size: Width
+    attention_heads: Width
+    kv_heads: Width
+    head_dim: Width
+    max_context: Tokens
     layers: tuple[LayerSpec, ...]
     embedding_bytes: Bytes
     head_bytes: Bytes

@@ -10,16 +10,17 @@ from pydantic import ConfigDict, Field
 from planner.documents.base import (
     STRICT,
     Bytes,
-    Count,
     Document,
     Fraction,
     Hash,
     Nanoseconds,
-    Positive,
+    Tokens,
+    Units,
 )
-from planner.documents.timeline import Timeline
+from planner.documents.timeline import EventKind, Timeline
 
 __all__ = [
+    "MOST_REQUESTS",
     "Inputs",
     "LayerPolicy",
     "Locations",
@@ -30,8 +31,15 @@ __all__ = [
     "PredictedTotals",
     "ProfileIndex",
     "Range",
+    "Slowdown",
     "Workload",
 ]
+
+MOST_REQUESTS = 1_000_000
+"""More are not planned for at once."""
+
+Requests = Annotated[int, Field(ge=1, le=MOST_REQUESTS)]
+Expert = Annotated[int, Field(ge=0, lt=1 << 16)]
 
 
 @dataclass(frozen=True)
@@ -43,9 +51,9 @@ class Workload(Document):
 
     kind: ClassVar[str] = "workload"
 
-    requests: Positive
-    prompt_tokens: Positive
-    new_tokens: Positive
+    requests: Requests
+    prompt_tokens: Tokens
+    new_tokens: Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +67,8 @@ class LayerPolicy:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     dense_resident: bool
-    resident: tuple[Count, ...]
-    prefetch: tuple[Count, ...]
+    resident: tuple[Expert, ...]
+    prefetch: tuple[Expert, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +98,17 @@ class Policy:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    n_batches: Positive
-    batch_size: Positive
+    n_batches: Requests
+    batch_size: Requests
     layers: Annotated[tuple[LayerPolicy, ...], Field(min_length=1)]
-    head_tile_rows: Positive
-    head_tiles: Positive
-    resident_head_tiles: Count
-    slots: Count
-    dense_slots: Count
-    reserve: Count
+    head_tile_rows: Annotated[int, Field(ge=1, le=1 << 24)]
+    head_tiles: Annotated[int, Field(ge=1, le=1 << 20)]
+    resident_head_tiles: Units
+    slots: Units
+    dense_slots: Units
+    reserve: Units
     eviction: Literal["none", "lru", "lifo"]
-    chunk_bytes: Annotated[int, Field(ge=4096)]
+    chunk_bytes: Annotated[int, Field(ge=4096, le=64 << 20)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +153,26 @@ class PredictedTotals:
     bytes_read: Bytes
     bubble_inter_layer_ns: Nanoseconds
     bubble_intra_layer_ns: Nanoseconds
-    duration_by_kind_ns: dict[str, Nanoseconds]
+    duration_by_kind_ns: dict[EventKind, Nanoseconds]
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """How much longer copies, and computation in prefill and in decode, are priced than they take
+    alone, since they overlap; found while solving."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    copy: Annotated[float, Field(ge=1.0)] = 1.0
+    prefill: Annotated[float, Field(ge=1.0)] = 1.0
+    decode: Annotated[float, Field(ge=1.0)] = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
     """What the plan promises. ``tokens_per_second`` counts new tokens over the whole run
-    ("in all", prefill included); ``decode_tokens_per_second`` over decode passes alone."""
+    ("in all", prefill included); ``decode_tokens_per_second`` over decode passes alone. With
+    ``slowdown`` and the profile, all of it can be computed again."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -160,6 +181,7 @@ class Predicted:
     time_to_first_token_ns: Nanoseconds
     totals: PredictedTotals
     timeline: Timeline
+    slowdown: Slowdown = Slowdown()
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +253,7 @@ class Plan(Document):
     """
 
     kind: ClassVar[str] = "plan"
+    sealed: ClassVar[bool] = True
 
     solver: str
     stop: Literal["optimal", "time_limit", "rule", "interrupted"]
@@ -249,7 +272,7 @@ class Plan(Document):
     predicted: Predicted
     chosen_over: dict[str, float]
     notes: tuple[str, ...]
-    seed: Count = 0
+    seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
 
     def __post_init__(self) -> None:
         if "device" not in self.memory:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from planner.documents.base import STRICT, Bytes, Count, Document, Hash, Nanoseconds
 
@@ -62,8 +62,8 @@ class Timeline:
     kind: tuple[EventKind, ...]
     channel: tuple[ChannelName, ...]
     pass_index: tuple[Count, ...]
-    layer: tuple[int, ...]
-    item: tuple[int, ...]
+    layer: tuple[Annotated[int, Field(ge=-1, le=1 << 20)], ...]
+    item: tuple[Annotated[int, Field(ge=-1, le=1 << 20)], ...]
     start_ns: tuple[Nanoseconds, ...]
     end_ns: tuple[Nanoseconds, ...]
     rows: tuple[Count, ...]
@@ -120,6 +120,7 @@ class Trace(Document):
     """What a run did. ``timeline`` holds the first passes (``kept_passes``) event by event."""
 
     kind: ClassVar[str] = "trace"
+    sealed: ClassVar[bool] = True
 
     plan_hash: Hash
     device: str

@@ -76,6 +76,11 @@ def without_weights(tiny: Path, here: Path) -> list[Any]:
     return profile_of(mine, here)
 
 
+def empty(tiny: Path, here: Path) -> list[Any]:
+    (here / "empty").mkdir(exist_ok=True)
+    return profile_of(here / "empty", here)
+
+
 def out_is_foreign(tiny: Path, here: Path) -> list[Any]:
     (here / "out").mkdir()
     (here / "out" / "thesis.txt").write_text("years of work")
@@ -84,7 +89,7 @@ def out_is_foreign(tiny: Path, here: Path) -> list[Any]:
 
 CHECKPOINT_CASES = [
     Case("no folder", lambda tiny, here: profile_of(here / "none", here), ("none",)),
-    Case("an empty folder", lambda tiny, here: profile_of(here, here), ("config.json",)),
+    Case("an empty folder", empty, ("empty", "config.json")),
     Case("truncated weights", truncated, ("mine", "safetensors")),
     Case("weights cut inside the header", header_cut, ("mine", "safetensors")),
     Case("no experts", without_experts, ("llama",)),

@@ -357,4 +357,4 @@ def test_outputs_do_not_replace_inputs(
     same = tmp_path / "x.json"
     refused(capsys, [*run, "--out", same, "--trace", same], "both name")
     plan = ["plan", made.profile, "--memory", made.memory]
-    refused(capsys, [*plan, "--out", made.profile / "model.json"], "one of the inputs")
+    refused(capsys, [*plan, "--out", made.profile / "model.json"], "which is read")

@@ -252,7 +252,7 @@ def test_another_kind_and_no_object_are_refused() -> None:
         ('{"kind": "workload", "version": 1, "requests": NaN}', "requests"),
         ("[" * 100_000, "not valid JSON"),
         ('{"kind": "workload", "version": 1, "requests": ' + "9" * 5000 + "}", "not valid JSON"),
-        ('{"kind": "workload", "version": 1, "a\\nb": 1}', "prompt_tokens"),
+        ('{"kind": "workload", "version": 1, "a\\nb": 1}', "control characters"),
     ],
 )  # fmt: skip
 def test_a_broken_file_gives_one_line(text: str, part: str, tmp_path: Path) -> None:

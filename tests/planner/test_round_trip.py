@@ -102,6 +102,7 @@ def of_type(hint: Any) -> st.SearchStrategy[Any]:
             assert isinstance(arguments[1], FieldInfo)
             low = getattr(constraint, "ge", low)
             high = getattr(constraint, "le", high)
+            high = getattr(constraint, "lt", high + 1) - 1
             if hasattr(constraint, "pattern"):
                 return st.text("0123456789abcdef", min_size=64, max_size=64)
         if typing.get_origin(arguments[0]) is tuple:
@@ -118,7 +119,8 @@ def of_type(hint: Any) -> st.SearchStrategy[Any]:
     plain: dict[Any, st.SearchStrategy[Any]] = {
         int: st.integers(-(10**15), 10**15),
         float: st.floats(allow_nan=False, allow_infinity=False),
-        str: st.text(st.characters(exclude_categories=("Cs",)), max_size=9),
+        # control characters, separators and directions are refused
+        str: st.text(st.characters(exclude_categories=("C", "Z")), max_size=9),
         bool: st.booleans(),
         type(None): st.none(),
     }
@@ -169,6 +171,7 @@ EVERY = st.one_of([documents(cls) for cls in DOCUMENTS.values()])
 @given(document=EVERY)
 def test_a_document_survives_its_file(document: Document) -> None:
     value = json.loads(dump_document(document))
+    assert value.pop("content_hash", document_hash(document)) == document_hash(document)
     again = parse_document(type(document), value, "here")
     assert again == document
     assert document_hash(again) == document_hash(document)

@@ -1,0 +1,139 @@
+"""A plan's numbers, computed again from its inputs: memory, objective, bound and prediction.
+
+Everything follows from the profile, the workload, the policy, the budget, the seed and the
+``slowdown`` that the prediction states. What does not: the rivals' objectives and the notes, since
+the rivals' policies are not in the plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+from planner.documents import ModelSpec, Plan, Predicted, Timeline
+from planner.encode import DTYPE_BYTES, Encoding, Factors, schedule_of
+from planner.groups import Candidate
+from planner.memory import account_device
+from planner.objectives import objective_named
+from planner.predict import predict
+from planner.profiles import Profile
+from planner.scenarios import Sequences, split_sequences
+from solvers.checker import Violation, check_schedule
+from solvers.errors import InputError
+from solvers.replay import measure, replay
+
+__all__ = ["check_account", "check_prediction"]
+
+
+def check_account(plan: Plan, model: ModelSpec) -> list[Violation]:
+    """The account of device memory against the model's, purpose by purpose."""
+    found, stated = [], plan.memory["device"]
+    account = account_device(
+        model, plan.policy, plan.workload, DTYPE_BYTES[plan.dtype], stated.capacity_bytes
+    )
+    for purpose in sorted(stated.by_purpose.keys() | account.by_purpose.keys()):
+        ours, theirs = account.by_purpose.get(purpose), stated.by_purpose.get(purpose)
+        if ours != theirs:
+            message = f"{purpose}: the plan says {theirs} bytes, the model {ours}"
+            found.append(Violation("memory_account", "memory.device", message))
+    if account.peak_bytes > stated.capacity_bytes:
+        message = f"needs {account.peak_bytes:,} bytes of {stated.capacity_bytes:,}"
+        found.append(Violation("memory_overflow", "memory.device", message))
+    return found
+
+
+def check_prediction(plan: Plan, profile: Profile) -> list[Violation]:
+    """Objective, bound and prediction against a replay of the policy.
+
+    Parameters
+    ----------
+    plan
+        One whose policy, workload and memory have no violation.
+    profile
+        What it was made from.
+    """
+    costs, slowed = profile.costs, plan.predicted.slowdown
+    for name, value, most in (
+        ("copy", slowed.copy, costs.copy_slowdown.value),
+        ("prefill", slowed.prefill, costs.compute_slowdown.value),
+        ("decode", slowed.decode, costs.compute_slowdown.value),
+    ):
+        if value > most:
+            message = f"{value} times as long, {most} were measured at most"
+            return [Violation("slowdown", f"predicted.slowdown.{name}", message)]
+    try:
+        candidate = _candidate(plan, profile)
+        schedule = schedule_of(plan.policy)
+        problem = candidate.problem("judge")
+        found = list(check_schedule(problem, schedule))
+        if found:
+            return found
+        value = candidate.value("judge", measure(problem, replay(problem, schedule)))
+        bound = candidate.bound(schedule)
+        again = predict(candidate.judged(), schedule)
+    except InputError as error:
+        return [Violation("not_recomputed", "predicted", str(error))]
+    lower = None if bound is None else candidate.value("judge", bound.value_ns)
+    pairs = [
+        ("objective", plan.objective, value),
+        ("bound", plan.bound, lower),
+        ("bound_class", plan.bound_class, None if bound is None else bound.policies),
+        *_pairs("predicted", plan.predicted, again),
+    ]
+    return [
+        Violation("prediction", where, f"the plan says {stated}, the replay {computed}")
+        for where, stated, computed in pairs
+        if not _same(stated, computed)
+    ]
+
+
+def _candidate(plan: Plan, profile: Profile) -> Candidate:
+    """The n and b of a plan, as they were while solving."""
+    policy, workload = plan.policy, plan.workload
+    sequences = Sequences.of(profile.arrays, profile.routing.experts)
+    slowed = plan.predicted.slowdown
+    return Candidate(
+        Encoding(
+            profile,
+            workload,
+            policy.n_batches,
+            policy.batch_size,
+            plan.memory["device"].capacity_bytes,
+            policy.chunk_bytes,
+        ),
+        sequences,
+        split_sequences(sequences.count, plan.seed),
+        plan.seed,
+        objective_named(plan.objective_name, workload),
+        Factors(slowed.copy, slowed.prefill, slowed.decode),
+    )
+
+
+def _pairs(where: str, stated: Any, computed: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Each number of a prediction with its recomputed one; a timeline's first row that differs."""
+    if isinstance(stated, Timeline):
+        rows, ours = list(stated.events()), list(computed.events())
+        if len(rows) != len(ours):
+            yield f"{where}", f"{len(rows)} rows", f"{len(ours)} rows"
+        for index, (row, own) in enumerate(zip(rows, ours, strict=False)):
+            if row != own:
+                yield f"{where}.{index}", tuple(row), tuple(own)
+                return
+    elif isinstance(stated, Predicted) or hasattr(stated, "__dataclass_fields__"):
+        for field in fields(stated):
+            name = field.name
+            yield from _pairs(f"{where}.{name}", getattr(stated, name), getattr(computed, name))
+    elif isinstance(stated, dict):
+        for key in sorted(stated.keys() | computed.keys()):
+            yield f"{where}.{key}", stated.get(key), computed.get(key)
+    else:
+        yield where, stated, computed
+
+
+def _same(stated: Any, computed: Any) -> bool:
+    # floats of another machine's libraries may differ in their last digits
+    if isinstance(stated, float) and isinstance(computed, float):
+        return math.isclose(stated, computed, rel_tol=1e-9)
+    return bool(stated == computed)

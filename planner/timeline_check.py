@@ -1,0 +1,66 @@
+"""A predicted timeline against the plan that it belongs to."""
+
+from __future__ import annotations
+
+from planner.documents import Event, ModelSpec, Plan
+from solvers.checker import Violation
+
+__all__ = ["check_timeline"]
+
+_ON_DEMAND = ("expert", "wait_expert", "copy_prefetch", "copy_demand")
+_OF_HEAD = ("head", "sample", "copy_head", "wait_head")
+
+
+def check_timeline(plan: Plan, model: ModelSpec | None = None) -> list[Violation]:
+    """The first row of each fault: its layer, item, pass, channel, what it moves, its order.
+
+    Parameters
+    ----------
+    plan
+        Whose prediction is looked at.
+    model
+        Bounds the experts; without it any expert may stand there.
+    """
+    found: dict[str, Violation] = {}
+    ends: dict[str, int] = {}
+    for index, row in enumerate(plan.predicted.timeline.events()):
+        fault = _fault(row, plan, model)
+        if fault is None and row.start_ns < ends.get(row.channel, 0):
+            fault = "timeline_order", f"begins at {row.start_ns}, while {row.channel} is taken"
+        if fault is not None:
+            reason, message = fault
+            where = f"predicted.timeline.{index}"
+            found.setdefault(reason, Violation(reason, where, f"{row.kind}: {message}"))
+        ends[row.channel] = max(row.end_ns, ends.get(row.channel, 0))
+    return list(found.values())
+
+
+def _fault(row: Event, plan: Plan, model: ModelSpec | None) -> tuple[str, str] | None:
+    policy = plan.policy
+    layers = len(policy.layers)
+    copies = row.kind.startswith("copy_")
+    if row.channel != ("disk" if copies else "compute"):
+        return "timeline_channel", f"on the channel {row.channel}"
+    first, last = 0, layers - 1
+    if row.kind == "embed":
+        first = last = -1
+    elif row.kind in _OF_HEAD:
+        first = last = layers
+    if not first <= row.layer <= last:
+        return "timeline_layer", f"in layer {row.layer} of {layers}"
+    items = 0
+    if row.kind in _ON_DEMAND:
+        items = 1 << 16 if model is None else model.layers[row.layer].experts
+    elif row.kind in ("head", "copy_head", "wait_head"):
+        items = policy.head_tiles
+    elif row.kind == "attention":
+        items = policy.n_batches
+    if not (0 <= row.item < items if items else row.item == -1):
+        return "timeline_item", f"item {row.item} of {items}"
+    # a full group and a smaller last one, each prefilled and decoded
+    if row.pass_index >= 2 * plan.workload.new_tokens:
+        return "timeline_pass", f"pass {row.pass_index} of {plan.workload.new_tokens} new tokens"
+    waits = row.kind.startswith("wait_")
+    if (row.size_bytes > 0) != copies or (row.rows > 0) != (not copies and not waits):
+        return "timeline_size", f"{row.rows} rows and {row.size_bytes} bytes"
+    return None
