@@ -224,7 +224,7 @@ def test_refuses_other_devices_and_types(plan: Plan, checkpoint: Path) -> None:
 def test_refuses_families_by_name(checkpoint: Path) -> None:
     with open_weights(checkpoint) as source:
         model, config = source.model, source.checkpoint.config
-    with pytest.raises(UnsupportedError, match="'deepseek_v32'.*its indexer") as caught:
+    with pytest.raises(UnsupportedError, match=r"'deepseek_v32'.*its indexer") as caught:
         make_adapter(config, replace(model, family="deepseek_v32"), torch.float32)
     assert all(family in str(caught.value) for family in FAMILIES)
     with pytest.raises(UnsupportedError, match="activation 'gelu'"):
