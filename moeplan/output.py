@@ -111,7 +111,8 @@ def _cut(word: str) -> str:
 class Steps:
     """A progress callback that long work calls with ``(done, total)`` or ``(done, total, what)``.
 
-    A bar on a terminal; elsewhere a line at most every ten seconds, the first after two.
+    A bar on a terminal; elsewhere a line at most every ten seconds, the first after two, and where
+    there was one, a last one when the work is done.
     """
 
     def __init__(self, title: str, stream: TextIO) -> None:
@@ -119,7 +120,9 @@ class Steps:
         self._stream = stream
         self._bar: Progress | None = None
         self._task: Any = None
-        self._next_line = time.monotonic() + 2.0
+        self._start = time.monotonic()
+        self._next_line = self._start + 2.0
+        self._talked = False
         if stream.isatty():
             self._bar = Progress(
                 TextColumn("{task.description}"),
@@ -137,9 +140,12 @@ class Steps:
             self._bar.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+        elif kind is None and self._talked:
+            spent = human_time((time.monotonic() - self._start) * 1e9)
+            print(f"{self._title}: 100%, done in {spent}", file=self._stream, flush=True)
 
     def __call__(self, done: int, total: int, what: str = "") -> None:
         text = f"{self._title}: {what}" if what else self._title
@@ -147,6 +153,7 @@ class Steps:
             self._bar.update(self._task, description=text, completed=done, total=total or None)
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + 10.0
+            self._talked = True
             share = f" {100 * done // total}%" if total else ""
             print(f"{text}{share}", file=self._stream, flush=True)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from moeplan.commands.common import (
@@ -26,6 +26,7 @@ from moeplan.commands.common import (
     search_seconds,
     workload_of,
 )
+from moeplan.commands.profiled import doubts, measured_table, spreads
 from moeplan.options import (
     check_new_folder,
     check_not_read,
@@ -35,11 +36,13 @@ from moeplan.options import (
     read_prompts,
     split_names,
 )
-from moeplan.output import SearchSteps, human_bytes, human_time
+from moeplan.output import SearchSteps, human_bytes
 from moeplan.words import explain_plan, memory_bars, note_list
-from planner.documents import Channel, ProfileIndex, document_hash, write_document
+from planner.documents import ProfileIndex, document_hash, write_document
+from planner.objectives import OBJECTIVES
 from planner.profiles import Profile, load_profile
 from solvers.errors import OptionError
+from solvers.registry import names
 
 __all__ = ["pack", "plan", "profile", "synth"]
 
@@ -129,7 +132,7 @@ def profile(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT")],
     memory: Memory,
     out: Annotated[Path, typer.Option("--out", help="Folder for the profile.")],
-    device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option("--device", help="cpu (cuda is not run yet).")] = "cpu",
     disk_bandwidth: Annotated[
         str | None,
         typer.Option("--disk-bandwidth", help="Slow the disk down to this, as in 1GB/s."),
@@ -151,11 +154,12 @@ def profile(
     memory_bytes = parse_size(memory, "--memory")
     pace = optional_bandwidth(disk_bandwidth, "--disk-bandwidth")
     if device not in ("cpu", "cuda"):
-        raise OptionError(f"--device {device!r} is unknown; choose cpu or cuda")
+        raise OptionError(f"--device {device!r} is unknown; choose cpu (cuda is not run yet)")
     texts = read_prompts(prompts) if prompts is not None else None
     check_new_folder(out, "--out", "profile.json", [checkpoint, store, prompts])
     from profiler import profile_checkpoint
 
+    busy = os.getloadavg()[0]
     with reporter.steps("profile") as progress:
         index = profile_checkpoint(
             checkpoint,
@@ -169,15 +173,6 @@ def profile(
             progress=progress,
         )
     made = load_profile(out)
-    table = Table.grid(padding=(0, 2))
-    for channel in made.hardware.channels:
-        table.add_row(channel.name, _channel_words(channel))
-    for kind, curve in made.costs.curves.items():
-        most = curve.rows[-1]
-        table.add_row(
-            kind.replace("_", " "),
-            f"{human_time(curve(1))} for 1 row, {human_time(curve(most))} for {most:,}",
-        )
     reporter.show(
         Text(
             f"{out}: {made.model.name}, {human_bytes(made.model.total_bytes)} of weights, on "
@@ -185,17 +180,14 @@ def profile(
             f"{made.routing.sequences:,} sequences"
         )
     )
-    reporter.show(table)
-    reporter.result(_profile_summary(made, index))
-
-
-def _channel_words(channel: Channel) -> str:
-    bandwidth = channel.bandwidth_bytes_per_second
-    paced = "" if channel.paced_bytes_per_second is None else ", paced"
-    return (
-        f"{bandwidth.value / 1e9:.2f} GB/s, {human_time(channel.latency_ns.value)} to begin "
-        f"({bandwidth.source}{paced})"
-    )
+    reporter.show(measured_table(made))
+    reasons = doubts(made, busy)
+    if reasons:
+        reporter.note(
+            f"moeplan: numbers may be off: {'; '.join(reasons)}; other programs were busy, or the "
+            "machine is not steady: measure again when it is quiet"
+        )
+    reporter.result({**_profile_summary(made, index), "doubts": reasons})
 
 
 def _profile_summary(made: Profile, index: ProfileIndex) -> dict[str, object]:
@@ -205,6 +197,7 @@ def _profile_summary(made: Profile, index: ProfileIndex) -> dict[str, object]:
         "weights_bytes": made.model.total_bytes,
         "channels": plain(made.hardware.channels),
         "routing_tokens": made.routing.tokens,
+        "spread": spreads(made),
         **plain(index),
     }
 
@@ -216,8 +209,12 @@ def plan(
     requests: Requests = 64,
     prompt_tokens: PromptTokens = 64,
     new_tokens: NewTokens = 16,
-    objective: Annotated[str, typer.Option("--objective", help="What is best.")] = "throughput",
-    solver: Annotated[str, typer.Option("--solver", help="Back end or strategy.")] = "cpsat",
+    objective: Annotated[
+        str, typer.Option("--objective", help=f"What is best: {', '.join(OBJECTIVES)}.")
+    ] = "throughput",
+    solver: Annotated[
+        str, typer.Option("--solver", help=f"Back end or strategy: {', '.join(names())}.")
+    ] = "cpsat",
     time_limit: TimeLimit = None,
     seed: Seed = 0,
     out: Annotated[Path, typer.Option("--out", help="File for the plan.")] = Path("plan.json"),
@@ -225,7 +222,7 @@ def plan(
 ) -> None:
     """Choose what stays in memory, what is copied ahead, and how many sequences share a copy."""
     from planner.check import check_plan
-    from planner.solve import OBJECTIVES, SOLVERS, make_plan
+    from planner.solve import SOLVERS, make_plan
 
     reporter = reporter_of(ctx)
     memory_bytes = parse_size(memory, "--memory")

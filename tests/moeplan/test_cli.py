@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -14,7 +16,7 @@ import pytest
 import typer
 
 from moeplan import cli
-from moeplan.output import EXIT_CODES, exit_code
+from moeplan.output import EXIT_CODES, Steps, exit_code
 from planner.documents import DOCUMENTS, Workload, to_json
 from solvers import errors
 
@@ -129,6 +131,25 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     _raising(ZeroDivisionError("a bug"), monkeypatch)
     with pytest.raises(ZeroDivisionError):
         cli.main(["fail"])
+
+
+def test_progress_without_a_terminal_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 3.0, 3.0, 4.0, 15.0])  # began, a line, its time, no line, done
+    monkeypatch.setattr("moeplan.output.time.monotonic", lambda: next(clock))
+    stream = io.StringIO()
+    with Steps("load", stream) as steps:
+        steps(1, 4)
+        steps(2, 4)
+    assert stream.getvalue() == "load 25%\nload: 100%, done in 15 s\n"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_progress_that_said_nothing_or_failed_has_no_end(fails: bool) -> None:
+    stream = io.StringIO()
+    with contextlib.suppress(ZeroDivisionError), Steps("load", stream):
+        if fails:
+            raise ZeroDivisionError
+    assert stream.getvalue() == ""
 
 
 def test_native_prints_do_not_reach_stdout() -> None:

@@ -1,0 +1,111 @@
+"""What ``profile`` says of its measurements: figures, spreads, and what speaks against them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from moeplan.output import human_time
+from planner.documents import Channel, Curve, Surface
+from planner.profiles import Profile
+
+__all__ = ["doubts", "measured_table", "spreads"]
+
+_MOST_SPREAD = 0.25
+
+
+def _relative(curves: Sequence[Curve]) -> float:
+    pairs = [
+        (spread, duration)
+        for curve in curves
+        for spread, duration in zip(curve.spread_ns, curve.duration_ns, strict=True)
+    ]
+    return statistics.median(spread / max(duration, 1) for spread, duration in pairs)
+
+
+def _surfaces(made: Profile) -> dict[str, Surface]:
+    costs = made.costs
+    return {
+        "attention, prefill": costs.attention_prefill,
+        "attention, decode": costs.attention_decode,
+    }
+
+
+def spreads(made: Profile) -> dict[str, float]:
+    """Half the distance between the quartiles of each figure's samples, as a share of it.
+
+    Of an operation it is the median over its sizes; ``reference`` is a fixed operation that is
+    repeated through the profile, so its spread is the machine's drift.
+    """
+    reference = made.costs.reference_ns
+    found = {"reference": (reference.spread or 0.0) / max(reference.value, 1.0)}
+    for channel in made.hardware.channels:
+        bandwidth = channel.bandwidth_bytes_per_second
+        found[channel.name] = (bandwidth.spread or 0.0) / max(bandwidth.value, 1.0)
+    for name, surface in _surfaces(made).items():
+        found[name] = _relative(surface.curves)
+    for kind, curve in made.costs.curves.items():
+        found[kind.replace("_", " ")] = _relative([curve])
+    return found
+
+
+def doubts(made: Profile, load_average: float) -> list[str]:
+    """Why the figures may be off, a sentence each; empty where nothing speaks against them.
+
+    Parameters
+    ----------
+    made
+        The profile.
+    load_average
+        Of the last minute before it was measured.
+    """
+    reasons = []
+    cores = made.hardware.threads
+    if load_average > cores:
+        reasons.append(f"the load average was {load_average:.1f} on {cores} cores at the start")
+    wide = {name: share for name, share in spreads(made).items() if share > _MOST_SPREAD}
+    if wide:
+        each = ", ".join(f"{name} {share:.0%}" for name, share in wide.items())
+        reasons.append(f"spread above {_MOST_SPREAD:.0%}: {each}")
+    return reasons
+
+
+def measured_table(made: Profile) -> Table:
+    """The figures, each with its spread."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("measured", no_wrap=True)
+    table.add_column("")
+    table.add_column("spread", justify="right")
+    shares = spreads(made)
+
+    def add(name: str, words: str) -> None:
+        table.add_row(name, words, f"± {shares[name]:.0%}")
+
+    for channel in made.hardware.channels:
+        add(channel.name, _channel_words(channel))
+    for name, surface in _surfaces(made).items():
+        what = "prompts" if name.endswith("prefill") else "contexts"
+        first, last = surface.second[0], surface.second[-1]
+        most = surface.curves[-1].rows[-1]
+        add(
+            name,
+            f"{human_time(surface(1, first))} for 1 sequence, "
+            f"{human_time(surface(most, last))} for {most:,}, at {what} of {first:,} and {last:,}",
+        )
+    for kind, curve in made.costs.curves.items():
+        most = curve.rows[-1]
+        name = kind.replace("_", " ")
+        add(name, f"{human_time(curve(1))} for 1 row, {human_time(curve(most))} for {most:,}")
+    add("reference", "a fixed operation, repeated: the machine's drift")
+    return table
+
+
+def _channel_words(channel: Channel) -> str:
+    bandwidth = channel.bandwidth_bytes_per_second
+    paced = "" if channel.paced_bytes_per_second is None else ", paced"
+    return (
+        f"{bandwidth.value / 1e9:.2f} GB/s, {human_time(channel.latency_ns.value)} to begin "
+        f"({bandwidth.source}{paced})"
+    )

@@ -1,0 +1,64 @@
+"""What a profile says of its own measurements."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from moeplan.commands.profiled import doubts, measured_table, spreads
+from planner.documents import Channel, Curve, Figure, Surface
+from planner.profiles import Profile
+
+
+def curve(*spread_ns: int) -> Curve:
+    """Points of 1, 2, ... rows that take 100 ns each."""
+    count = len(spread_ns)
+    return Curve(
+        tuple(range(1, count + 1)), (100,) * count, spread_ns, (9,) * count, "measured", None
+    )
+
+
+def profile(drift: float = 4.0, attention: int = 12) -> Profile:
+    costs = SimpleNamespace(
+        curves={"expert": curve(10, 20, 90), "head": curve(5)},
+        attention_prefill=Surface((8,), (curve(7),)),
+        attention_decode=Surface((32, 64), (curve(attention), curve(attention))),
+        reference_ns=Figure(100.0, "measured", drift, 5),
+    )
+    disk = Channel("disk", Figure(1e9, "measured", 2e8, 9), Figure(0.0, "measured"))
+    hardware: Any = SimpleNamespace(channels=(disk,), threads=2)
+    return cast(Profile, SimpleNamespace(costs=costs, hardware=hardware))
+
+
+def test_spreads_are_shares_of_the_figures() -> None:
+    assert spreads(profile()) == pytest.approx(
+        {
+            "reference": 0.04,
+            "disk": 0.2,
+            "attention, prefill": 0.07,
+            "attention, decode": 0.12,
+            "expert": 0.2,  # the median of 10%, 20% and 90%
+            "head": 0.05,
+        }
+    )
+
+
+def test_a_quiet_machine_raises_no_doubt() -> None:
+    assert doubts(profile(), 2.0) == []
+
+
+def test_wide_spreads_and_a_busy_machine_are_named() -> None:
+    assert doubts(profile(drift=64.0, attention=30), 3.25) == [
+        "the load average was 3.2 on 2 cores at the start",
+        "spread above 25%: reference 64%, attention, decode 30%",
+    ]
+
+
+def test_the_table_has_every_figure_with_its_spread() -> None:
+    table = measured_table(profile())
+    names, words, shares = (list(column.cells) for column in table.columns)
+    assert names == [*list(spreads(profile()))[1:], "reference"]
+    assert words[2] == "100 ns for 1 sequence, 100 ns for 1, at contexts of 32 and 64"
+    assert shares == ["± 20%", "± 7%", "± 12%", "± 20%", "± 5%", "± 4%"]

@@ -1,0 +1,83 @@
+"""Which distances from a bound a comparison may show."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import pytest
+from rich.console import Console
+
+from moeplan.commands.versus import _table, best_row, over_best, over_bound
+from planner.compare import ComparisonRow
+from planner.documents import Plan
+
+
+def row(plan: Plan, solver: str, value: float, n: int = 2, eviction: str = "none") -> ComparisonRow:
+    policy = dataclasses.replace(plan.policy, n_batches=n, eviction=eviction)
+    own = dataclasses.replace(
+        plan, policy=policy, objective=value, gap=(value - 4_800_000.0) / value, solver=solver
+    )
+    return ComparisonRow(
+        solver,
+        "throughput",
+        value,
+        own.bound,
+        own.gap,
+        solver,
+        own.stop,
+        200.0,
+        n,
+        2,
+        900,
+        1.0,
+        own,
+    )
+
+
+@pytest.fixture
+def rows(plan: Plan) -> list[ComparisonRow]:
+    """In ms a token: the best 5 with a bound of 4.8 for 2 x 2; the others in every relation."""
+    clairvoyant = dataclasses.replace(plan, bound_class="clairvoyant")
+    return [
+        row(clairvoyant, "flexgen", 6_000_000.0),
+        row(clairvoyant, "cpsat", 5_000_000.0),
+        row(clairvoyant, "klotski", 10_000_000.0, n=1),
+        row(clairvoyant, "lru", 8_000_000.0, eviction="lru"),
+    ]
+
+
+def test_one_bound_for_all_rows_and_only_where_it_holds(rows: list[ComparisonRow]) -> None:
+    best = best_row(rows)
+    assert best.solver == "cpsat"
+    flexgen, cpsat, klotski, lru = rows
+    assert over_bound(cpsat, best) == pytest.approx(0.04)  # (5 - 4.8) / 5
+    assert over_bound(flexgen, best) == pytest.approx(0.2)  # (6 - 4.8) / 6
+    assert over_bound(klotski, best) is None  # another n
+    assert over_bound(lru, best) is None  # caches, and the bound is for plans that do not
+    shares = [over_best(one, best) for one in rows]
+    assert shares == pytest.approx([0.2, 0.0, 1.0, 0.6])
+
+
+def test_a_physical_bound_holds_for_caching_plans_too(rows: list[ComparisonRow]) -> None:
+    physical = [
+        dataclasses.replace(one, plan=dataclasses.replace(one.plan, bound_class="physical"))
+        for one in rows
+    ]
+    assert over_bound(physical[3], best_row(physical)) == pytest.approx(0.4)  # (8 - 4.8) / 8
+
+
+def test_without_a_bound_there_is_no_distance(rows: list[ComparisonRow]) -> None:
+    bare = [dataclasses.replace(one, bound=None, gap=None) for one in rows]
+    assert over_bound(bare[0], best_row(bare)) is None
+
+
+def test_the_table_says_what_the_bound_is_for(rows: list[ComparisonRow]) -> None:
+    console = Console(width=110, record=True, file=io.StringIO())
+    console.print(_table("throughput", rows))
+    text = console.export_text()
+    lines = {line.split()[0]: line for line in text.splitlines() if line.strip()}
+    assert "20.0%" in lines["flexgen"]
+    assert "100.0%" in lines["klotski"]
+    assert "–" in lines["klotski"]
+    assert "best row's bound, which is for n x b = 2 x 2 (clairvoyant)" in " ".join(text.split())
