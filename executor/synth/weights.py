@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from executor.synth.files import SPECIAL_TOKENS, Shards, Tensor, from_float32
 from executor.synth.routing import Router
-from planner.architectures import Architecture
+from planner.architectures import Architecture, Weight
 
 __all__ = ["Filler", "Walk"]
 
@@ -40,17 +40,25 @@ class Filler:
         self._rng = np.random.default_rng([seed, 2])
         self._normal = self._rng.standard_normal(_BUFFER_VALUES, dtype=np.float32)
         self._scaled: dict[tuple[int, str], memoryview] = {}
+        self._roles = {weight.role for layer in architecture.layers for weight in layer.dense}
         # two additions a layer, in random directions
         self._small = _DISTURBANCE / sqrt(2 * len(architecture.layers)) / max(scaling, 1.0)
 
-    def fill(self, tensor: Tensor, role: str, router: Router | None) -> None:
-        """Write one tensor, by its role: norms are 1, biases 0, routers as given."""
+    def fill(self, tensor: Tensor, weight: Weight, router: Router | None) -> None:
+        """Write one tensor, by its role: norms are 1, biases 0, routers as given.
+
+        A layer norm takes the common direction away, and its bias brings it back.
+        """
+        role = weight.role
         last = role.split(".")[-2] if "." in role else role
         if role.endswith("norm.weight"):
-            self._constant(tensor, 1.0)
-        elif len(tensor.shape) == 1 or role.endswith("bias"):
+            centred = role.replace("weight", "bias") in self._roles
+            self._constant(tensor, _PER_TOKEN if centred else 1.0)
+        elif role.endswith("layernorm.bias"):
+            self._constant(tensor, COMMON)
+        elif len(weight.shape) == 1 or role.endswith("bias"):
             self._constant(tensor, 0.0)
-        elif role == "mlp.gate.weight" and router is not None:
+        elif weight.part == "router" and router is not None:
             self._router(tensor, router)
         else:
             scale = 1 / sqrt(tensor.shape[-1])

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from executor.synth.routing import (
     target_routing,
 )
 from executor.synth.weights import Filler, Walk
-from planner.architectures import Architecture, Weight, describe
+from planner.architectures import Architecture, LayerShape, Weight, describe
 from planner.checkpoint import load_config
 from solvers.errors import OptionError, UnsupportedError
 
@@ -44,12 +44,15 @@ FAMILIES = (
     "deepseek_v2",
     "deepseek_v3",
     "glm4_moe",
+    "gpt_oss",
+    "granitemoe",
     "mixtral",
     "olmoe",
+    "phimoe",
     "qwen2_moe",
     "qwen3_moe",
 )
-"""Model types that can be synthesized: one tensor an expert's matrix, a router of one matrix."""
+"""Model types that can be synthesized: all whose router is one matrix that scores experts."""
 
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _SHARD_BYTES = 1 << 30
@@ -267,21 +270,17 @@ def _write(
     stored = _DTYPES[dtype]
     head = Weight("lm_head.weight", architecture.embedding.shape, "outside")
     tensors = [Tensor(architecture.embedding.name, architecture.embedding.shape, stored)]
-    fill: list[tuple[Tensor, int, str]] = []
+    fill: list[tuple[Tensor, int, Weight]] = []
     for index, layer in enumerate(architecture.layers):
-        weights = [(weight, weight.name) for weight in layer.dense]
-        weights += [
-            (weight, weight.name.replace("{e}", str(expert)))
-            for expert in range(layer.experts)
-            for weight in layer.expert
-        ]
-        for weight, name in weights:
-            tensor = Tensor(layer.prefix + name, weight.shape, weight.dtype or stored)
+        for weight, name, shape in _stored(layer):
+            tensor = Tensor(layer.prefix + name, shape, weight.dtype or stored)
             tensors.append(tensor)
-            fill.append((tensor, index, weight.role))
-    norm = Tensor(architecture.final_norm.name, architecture.final_norm.shape, stored)
-    tensors += [norm, Tensor(head.name, head.shape, stored)]
-    fill.append((norm, -1, "norm.weight"))
+            fill.append((tensor, index, weight))
+    for weight in (architecture.final_norm, *architecture.extra):
+        tensor = Tensor(weight.name, weight.shape, stored)
+        tensors.append(tensor)
+        fill.append((tensor, -1, weight))
+    tensors.append(Tensor(head.name, head.shape, stored))
     need = sum(tensor.size_bytes for tensor in tensors)
     if shutil.disk_usage(folder).free < need + _SPARE_BYTES:
         raise OptionError(f"{folder.parent}: the disk has no room for the {need} bytes needed")
@@ -297,8 +296,8 @@ def _write(
 
     try:
         filler = Filler(shards, architecture, float(body.get("routed_scaling_factor") or 1.0), seed)
-        for tensor, index, role in fill:
-            filler.fill(tensor, role, routers.get(index))
+        for tensor, index, weight in fill:
+            filler.fill(tensor, weight, routers.get(index))
             wrote(tensor.size_bytes)
         walk.write(shards, architecture.embedding.name, head.name, stored, wrote)
         shards.close(sync=True)
@@ -306,6 +305,23 @@ def _write(
         shards.close(sync=False)
     write_side_files(folder, body, architecture.vocab_size, walk.prompts(_PROMPTS, _PROMPT_TOKENS))
     return shards.size_bytes, len(shards.files)
+
+
+def _stored(layer: LayerShape) -> Iterator[tuple[Weight, str, tuple[int, ...]]]:
+    """Each tensor of a layer once: a weight that lies in it, its name and its shape."""
+    for weight in layer.dense:
+        yield weight, weight.name, weight.shape
+    names = set()
+    for expert in range(layer.experts):
+        for weight in layer.expert:
+            name = weight.name.replace("{e}", str(expert))
+            if "{e}" in weight.name:
+                yield weight, name, weight.shape
+            elif name not in names:
+                # one tensor for all experts
+                names.add(name)
+                rows = weight.rows[2] if weight.rows else weight.shape[0]
+                yield weight, name, (layer.experts, rows, *weight.shape[1:])
 
 
 def _check_place(out: Path) -> None:

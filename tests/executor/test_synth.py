@@ -57,8 +57,22 @@ OWN: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1,
         "head_dim": 32,
     },
+    "gpt_oss": {
+        "num_local_experts": 8,
+        "head_dim": 32,
+        "sliding_window": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0},
+    },
+    "granitemoe": {
+        "num_local_experts": 8,
+        "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 6.0,
+    },
     "mixtral": {"num_local_experts": 8},
     "olmoe": {"num_experts": 16},
+    "phimoe": {"num_local_experts": 8, "attention_bias": True, "lm_head_bias": True},
     "qwen2_moe": {
         "num_experts": 16,
         "moe_intermediate_size": 32,
@@ -299,7 +313,7 @@ def test_models_that_are_refused(tmp_path: Path) -> None:
     for body, words in (
         ({"model_type": "mixtral", **BASE}, "no num_local_experts"),
         ({"model_type": "brand_new_moe", **BASE}, "is not known"),
-        ({"model_type": "granitemoe", **BASE, "num_local_experts": 4}, "cannot be synthesized"),
+        ({"model_type": "minicpm", **BASE, "num_experts": 4}, "cannot be synthesized"),
     ):
         path.write_text(json.dumps(body))
         with pytest.raises(UnsupportedError, match=words):
