@@ -9,8 +9,16 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
+from moeplan import cli
 from moeplan.options import check_output, read_prompts
-from planner.documents import Policy, Workload, load_document
+from planner.documents import (
+    Policy,
+    ProfileIndex,
+    Workload,
+    load_document,
+    parse_document,
+    to_json,
+)
 from planner.documents import base as documents
 from solvers.errors import DocumentError, InputError, OptionError
 
@@ -62,3 +70,84 @@ def test_a_file_without_end_is_not_read_to_its_end(
 def test_a_policy_without_layers_is_no_policy() -> None:
     schema = TypeAdapter(Policy).json_schema()
     assert schema["properties"]["layers"]["minItems"] == 1
+
+
+@pytest.mark.parametrize("text", ["a\nb", "\x1b[2J", "\x00", "\x9b1m", "\u202e", "\u2028"])
+def test_no_document_holds_what_moves_a_terminal(text: str) -> None:
+    value = to_json(ProfileIndex("c", None, "0" * 64, None, 1, *("0" * 64,) * 4))
+    for changed in ({**value, "store": text}, {**value, text: 1}):
+        with pytest.raises(DocumentError, match="control characters") as caught:
+            parse_document(ProfileIndex, changed, "here")
+        assert text not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("cls", "key", "most"),
+    [
+        (Workload, "requests", 10**6),
+        (Workload, "prompt_tokens", 1 << 27),
+        (Policy, "n_batches", 10**6),
+        (Policy, "batch_size", 10**6),
+        (Policy, "slots", 1 << 20),
+        (Policy, "chunk_bytes", 64 << 20),
+    ],
+)
+def test_numbers_that_nobody_can_mean_are_refused(cls: type, key: str, most: int) -> None:
+    assert TypeAdapter(cls).json_schema()["properties"][key]["maximum"] == most
+    value = {"kind": "workload", "version": 1, "requests": 10**12}
+    with pytest.raises(DocumentError, match=r"requests: .*less than or equal to 1000000"):
+        parse_document(Workload, {**value, "prompt_tokens": 1, "new_tokens": 1}, "here")
+
+
+def test_a_document_without_a_kind() -> None:
+    with pytest.raises(DocumentError, match="here: has no 'kind'; is it a moeplan document"):
+        parse_document(Workload, {"requests": 1}, "here")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["plan", "p", "--memory", "9" * 5000],
+        ["plan", "p", "--memory", "9 " * 5000],
+        ["plan", "p", "--memory", "1MiB", "--requests", "9" * 5000],
+        ["plan", "p", "--memory", "1MiB", "--solver", "x" * 5000],
+        ["x" * 5000],
+        ["show", "\x1b[2J" * 3000],
+    ],
+    ids=lambda argv: argv[0][:9],
+)
+def test_errors_do_not_echo_without_end(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(argv) == 2
+    line = capsys.readouterr().err
+    assert len(line) < 2000
+    assert "\x1b" not in line
+
+
+def test_one_rule_for_all_outputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    read = tmp_path / "read"
+    read.mkdir()
+    config = read / "config.json"
+    config.write_text("{}")
+    size = ["--memory", "1MiB"]
+    for argv in (
+        ["plan", read, *size, "--out", read / "plan.json"],
+        ["profile", read, *size, "--out", read / "new"],
+        ["profile", read, *size, "--out", read],
+        ["pack", read, read / "store"],
+        ["synth", read, "--out", read / "new"],
+    ):
+        assert cli.main([str(item) for item in argv]) == 2
+        assert "is read" in (line := capsys.readouterr().err) or "one of the inputs" in line
+    assert [path.name for path in read.iterdir()] == ["config.json"]
+
+
+def test_a_name_that_no_document_can_hold_is_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a\nb"
+    folder.mkdir()
+    out = tmp_path / "out"
+    assert cli.main(["profile", str(folder), "--memory", "1MiB", "--out", str(out)]) == 2
+    assert "control characters" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,17 @@ from typing import Any
 import pytest
 
 from planner.check import check_plan
-from planner.documents import LayerPolicy, MemoryAccount, Plan, Workload
+from planner.documents import (
+    LayerPolicy,
+    MemoryAccount,
+    Plan,
+    Range,
+    Slowdown,
+    Timeline,
+    Workload,
+    parse_document,
+    to_json,
+)
 from planner.groups import smallest_budget_bytes
 from planner.solve import make_plan
 
@@ -52,6 +63,18 @@ def inputs(plan: Plan, **changes: str) -> Plan:
     return replace(plan, inputs=replace(plan.inputs, **changes))
 
 
+def predicted(plan: Plan, **changes: Any) -> Plan:
+    return replace(plan, predicted=replace(plan.predicted, **changes))
+
+
+def row(plan: Plan, kind: str, **changes: Any) -> Plan:
+    """The first row of a kind, with changes."""
+    events = list(plan.predicted.timeline.events())
+    index = next(i for i, event in enumerate(events) if event.kind == kind)
+    events[index] = events[index]._replace(**changes)
+    return predicted(plan, timeline=Timeline.of(events))
+
+
 OTHER = "f" * 64
 MUTATIONS: list[tuple[str, Callable[[Plan], Plan]]] = [
     ("item_range", lambda p: layer(p, prefetch=(8,))),
@@ -90,7 +113,72 @@ MUTATIONS: list[tuple[str, Callable[[Plan], Plan]]] = [
     ("stale_store", lambda p: inputs(p, store_fingerprint=OTHER)),
     ("dtype", lambda p: replace(p, dtype="bfloat16")),
     ("device", lambda p: replace(p, device="cuda")),
+    ("group", lambda p: policy(p, n_batches=10**6)),
+    ("group", lambda p: policy(p, batch_size=p.workload.requests + 1)),
+    ("group", lambda p: replace(p, workload=replace(p.workload, requests=1))),
+    ("rate_inconsistent", lambda p: replace(p, workload=replace(p.workload, requests=10**6))),
+    ("dense_slots", lambda p: policy(p, dense_slots=99_999)),
+    ("slots", lambda p: policy(p, slots=99_999)),
+    ("memory_account", lambda p: account(p, workspace=0)),
+    ("memory_tier", lambda p: replace(p, memory={**p.memory, "host": MemoryAccount(9, {})})),
+    ("store", lambda p: inputs(p, store_fingerprint=OTHER)),
+    ("solver", lambda p: replace(p, solver="magic")),
+    ("solver", lambda p: replace(p, chosen_over={"magic": 1.0})),
+    ("objective_inconsistent", lambda p: replace(p, objective=p.objective * 1.1)),
+    ("timeline_layer", lambda p: row(p, "attention", layer=99_999)),
+    ("timeline_layer", lambda p: row(p, "sample", layer=0)),
+    ("timeline_layer", lambda p: row(p, "embed", layer=0)),
+    ("timeline_item", lambda p: row(p, "expert", item=8)),
+    ("timeline_item", lambda p: row(p, "router", item=0)),
+    ("timeline_pass", lambda p: row(p, "head", pass_index=10**6)),
+    ("timeline_channel", lambda p: row(p, "copy_demand", channel="compute")),
+    ("timeline_channel", lambda p: row(p, "router", channel="h2d")),
+    ("timeline_size", lambda p: row(p, "copy_demand", size_bytes=0)),
+    ("timeline_size", lambda p: row(p, "attention", size_bytes=1)),
+    ("timeline_order", lambda p: row(p, "attention", start_ns=0)),
+    ("slowdown", lambda p: predicted(p, slowdown=Slowdown(copy=2.0))),
+    # sound in themselves: the replay alone can tell
+    ("prediction", lambda p: predicted(p, time_to_first_token_ns=1)),
+    ("prediction", lambda p: predicted(p, timeline=Timeline.of([]))),
+    ("prediction", lambda p: totals(p, bytes_read=p.predicted.totals.bytes_read - 1)),
+    ("prediction", lambda p: replace(p, bound=p.bound / 2, gap=1 - p.bound / 2 / p.objective)),
+    ("prediction", lambda p: replace(p, bound=None, bound_class=None, gap=None)),
+    ("prediction", lambda p: faster(p, 2)),
 ]
+
+
+def faster(plan: Plan, times: int) -> Plan:
+    """A promise of shorter passes that agrees with itself."""
+    all_ns = plan.predicted.totals
+    halves = {kind: ns // times for kind, ns in all_ns.duration_by_kind_ns.items()}
+    prefill = all_ns.prefill_ns // times
+    wall = sum(ns for kind, ns in halves.items() if not kind.startswith("copy_"))
+    rates = {}
+    tokens = plan.workload.requests * plan.workload.new_tokens
+    for name, made, spent in (
+        ("tokens_per_second", tokens, wall),
+        ("decode_tokens_per_second", tokens - plan.workload.requests, wall - prefill),
+    ):
+        rates[name] = Range(*(made * 1e9 / spent,) * 3)
+    quick = predicted(
+        plan,
+        **rates,
+        totals=replace(
+            all_ns,
+            wall_ns=wall,
+            prefill_ns=prefill,
+            decode_ns=wall - prefill,
+            duration_by_kind_ns=halves,
+            bubble_inter_layer_ns=halves.get("wait_dense", 0),
+            bubble_intra_layer_ns=halves.get("wait_expert", 0) + halves.get("wait_head", 0),
+        ),
+    )
+    return replace(
+        quick,
+        objective=wall / tokens,
+        bound=plan.bound / times,
+        gap=1 - plan.bound / times * tokens / wall,
+    )
 
 
 def test_a_valid_plan_has_no_violations(small_profile: Any, plan: Plan) -> None:
@@ -105,6 +193,48 @@ def test_each_fault_is_found(
     found = check_plan(mutate(plan), small_profile)
     assert reason in {violation.reason for violation in found}
     assert all(violation.message and violation.where for violation in found)
+
+
+def test_a_promise_that_agrees_with_itself_is_caught_by_the_replay_alone(
+    small_profile: Any, plan: Plan
+) -> None:
+    promise = faster(plan, 2)
+    assert check_plan(promise) == []
+    assert {one.reason for one in check_plan(promise, small_profile)} == {"prediction"}
+
+
+@pytest.mark.parametrize(
+    ("solver", "objective"),
+    [
+        ("cpsat", "time-per-token"),
+        ("lru", "throughput"),
+        ("klotski", "bytes"),
+        ("all-experts", "first-token"),
+        ("on-demand", "bubble"),
+    ],
+)
+def test_what_is_planned_is_what_the_replay_says(
+    profile_factory: Any, solver: str, objective: str
+) -> None:
+    """Also where copies and computation slow each other down, in groups with a smaller last one,
+    after a way through JSON."""
+    profile = profile_factory(
+        layers=2, sequences=9, copy_slowdown=1.4, compute_slowdown=1.2, dtype_bytes=2
+    )
+    workload = Workload(requests=7, prompt_tokens=5, new_tokens=3)
+    budget = smallest_budget_bytes(profile, workload) + profile.model.expert_bytes // 3
+    made = make_plan(
+        profile,
+        workload,
+        memory_bytes=budget,
+        solver=solver,
+        objective=objective,
+        time_limit_seconds=0.5,
+        seed=3,
+    )
+    read = parse_document(Plan, json.loads(json.dumps(to_json(made))), "here")
+    assert check_plan(read) == []
+    assert check_plan(read, profile) == []
 
 
 def test_all_violations_are_listed(small_profile: Any, plan: Plan) -> None:
