@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from solvers.errors import OptionError
 from solvers.outcome import Bound, Schedule, StageChoice
 from solvers.problem import Problem, Stage
+from solvers.proof import covers_all_slots, proven_ns
 
-__all__ = ["Violation", "check_bound", "check_schedule", "used_bytes"]
+__all__ = ["Violation", "check_bound", "check_proofs", "check_schedule", "used_bytes"]
 
 
 class Violation(NamedTuple):
@@ -111,3 +113,19 @@ def check_bound(objective_ns: int, bound: Bound | None) -> Iterator[Violation]:
     if bound is not None and bound.value_ns > objective_ns:
         message = f"the bound {bound.value_ns} ns exceeds the objective {objective_ns} ns"
         yield Violation("bound", "bound", message)
+
+
+def check_proofs(problem: Problem, bound: Bound) -> Iterator[Violation]:
+    """A bound is what the multipliers that came with it prove, for every number of slots."""
+    if not covers_all_slots(problem, bound.proofs):
+        yield Violation("proof_cover", "bound", "some number of slots has no proof")
+    for index, proof in enumerate(bound.proofs):
+        where = f"proof {index}"
+        try:
+            value = proven_ns(problem, proof)
+        except OptionError as error:
+            yield Violation("proof_form", where, str(error))
+            continue
+        if value is None or value < bound.value_ns:
+            message = f"its multipliers prove {value} ns, not {bound.value_ns} ns"
+            yield Violation("proof_value", where, message)

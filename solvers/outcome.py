@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal
 
-__all__ = ["Bound", "BoundClass", "Eviction", "Outcome", "Schedule", "StageChoice", "Stop"]
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Bound", "BoundClass", "Eviction", "Outcome", "Proof", "Schedule", "StageChoice", "Stop"]
 
 Eviction = Literal["none", "lru", "lifo"]
 
@@ -63,16 +66,52 @@ class Schedule:
 BoundClass = Literal["plan", "clairvoyant", "physical"]
 
 
+Integers = npt.NDArray[np.object_]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Proof:
+    """Multipliers that prove a bound for schedules of ``least_slots`` to ``most_slots`` slots.
+
+    Python integers, all in units of 1 / ``scale``, none negative. ``solvers.proof`` says which
+    inequality each belongs to, and recomputes the bound.
+
+    Attributes
+    ----------
+    least_slots, most_slots
+        Slots for items; ``most_slots`` None: as many as fit.
+    scale
+        Of all multipliers.
+    memory
+        Of the capacity.
+    room
+        [stages]: of the start slot.
+    busy, ahead, held
+        [passes, stages]: of the channel, of what is copied ahead, of the slots.
+    """
+
+    least_slots: int
+    most_slots: int | None
+    scale: int
+    memory: int
+    room: Integers
+    busy: Integers
+    ahead: Integers
+    held: Integers
+
+
 @dataclass(frozen=True, slots=True)
 class Bound:
     """No policy of the class takes less than ``value_ns`` (weighted sum over all passes).
 
     ``clairvoyant`` here: any fixed residents and any number of slots that fit, without eviction
-    caching; prefetches know the demand and copies may be ordered in any way.
+    caching; prefetches know the demand and copies may be ordered in any way. ``proofs`` cover all
+    numbers of slots; without any, the bound is plain arithmetic.
     """
 
     value_ns: int
     policies: BoundClass
+    proofs: tuple[Proof, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,13 @@ The slow replay shares no code with the fast one; it follows docs/runtime.md wor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import combinations, permutations, product
 from typing import Any
 
 import numpy as np
 import pytest
 
+from solvers.checker import check_schedule
 from solvers.outcome import Schedule, StageChoice
 from solvers.problem import Problem, Scenarios, Stage, Unit
 
@@ -276,9 +278,8 @@ class SlowReplay:
 
     def _choose(self) -> None:
         copy = None
-        if self.queue:
-            if self.queue[0][5] or self._takes(self.queue[0][1] % self.count):
-                copy = self.queue[0]
+        if self.queue and (self.queue[0][5] or self._takes(self.queue[0][1] % self.count)):
+            copy = self.queue[0]
         if copy is None:
             while self.chain is None and self.chain_todo:
                 here, item = self.chain_todo[0]
@@ -322,6 +323,29 @@ class SlowReplay:
             self.chain = None
 
 
+def every_schedule(problem: Problem) -> list[Schedule]:
+    """All residents, prefetches in all orders, slots and reserves that the checker accepts."""
+    per_stage = []
+    for stage in problem.stages:
+        options = []
+        items = range(len(stage.items))
+        for kept in (c for size in range(len(items) + 1) for c in combinations(items, size)):
+            rest = [item for item in items if item not in kept]
+            for size in range(len(rest) + 1):
+                for ahead in permutations(rest, size):
+                    for first in (False, True) if stage.start else (False,):
+                        options.append(StageChoice(first, kept, ahead))
+        per_stage.append(options)
+    found = []
+    for stages in product(*per_stage):
+        for slots, start_slots in product(range(3), range(3)):
+            for reserve in range(slots + 1):
+                schedule = Schedule(stages, slots, start_slots, reserve)
+                if not list(check_schedule(problem, schedule)):
+                    found.append(schedule)
+    return found
+
+
 @pytest.fixture(scope="session")
 def make() -> Any:
     """The helpers of this file."""
@@ -332,5 +356,6 @@ def make() -> Any:
         problem = staticmethod(random_problem)
         schedule = staticmethod(random_schedule)
         slow = SlowReplay
+        every_schedule = staticmethod(every_schedule)
 
     return Make

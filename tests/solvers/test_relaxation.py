@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import combinations, permutations, product
 from typing import Any
 
 import numpy as np
 import pytest
 
-from solvers.checker import check_schedule
-from solvers.outcome import Schedule, StageChoice
 from solvers.problem import Problem, Stage
 from solvers.relaxation import relax
 from solvers.replay import measure, replay
@@ -38,29 +35,6 @@ def test_computation_binds(make: Any) -> None:
     assert relaxed.bound.value_ns == pytest.approx(3 * 5_000_020, rel=1e-5)
 
 
-def every_schedule(problem: Problem) -> list[Schedule]:
-    """All residents, prefetches in all orders, slots and reserves that the checker accepts."""
-    per_stage = []
-    for stage in problem.stages:
-        options = []
-        items = range(len(stage.items))
-        for kept in (c for size in range(len(items) + 1) for c in combinations(items, size)):
-            rest = [item for item in items if item not in kept]
-            for size in range(len(rest) + 1):
-                for ahead in permutations(rest, size):
-                    for first in (False, True) if stage.start else (False,):
-                        options.append(StageChoice(first, kept, ahead))
-        per_stage.append(options)
-    found = []
-    for stages in product(*per_stage):
-        for slots, start_slots in product(range(3), range(3)):
-            for reserve in range(slots + 1):
-                schedule = Schedule(stages, slots, start_slots, reserve)
-                if not list(check_schedule(problem, schedule)):
-                    found.append(schedule)
-    return found
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_never_above_the_best_of_all_schedules(make: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -74,7 +48,7 @@ def test_never_above_the_best_of_all_schedules(make: Any, seed: int) -> None:
     demand = (rng.random((3, 2, 2)) < 0.7) * rng.integers(1, 4, (3, 2, 2))
     scenarios = make.scenarios(demand.tolist(), lead=int(rng.integers(0, 60)))
     problem = Problem(stages, scenarios, int(rng.integers(8, 20)), 4)
-    best = min(measure(problem, replay(problem, one)) for one in every_schedule(problem))
+    best = min(measure(problem, replay(problem, one)) for one in make.every_schedule(problem))
     relaxed = relax(problem)
     assert relaxed is not None
     assert relaxed.bound.value_ns <= best

@@ -1,0 +1,141 @@
+"""Recomputes a bound from the problem and integer multipliers, without any solver.
+
+For any schedule without eviction caching, on any routing order that a pass may meet, let r and q be
+1 for what is resident (items, start units), K the slots for items, R the bytes of start slots, and
+for each stage of each pass t its duration, y the copy time spent by its end on later stages, and u
+the part of y that is items'. C is the stage's computation, w and s copy times of an item and of the
+start unit, x an item's work, a whether it is demanded. Then
+
+    memory  capacity - (residents + K slot_bytes + R) >= 0
+    room    R - bytes of the start unit (1 - q) >= 0            a start slot holds any that streams
+    busy    t - sum of a w (1 - r) - s (1 - q) - y + y before >= 0     one copy at a time
+    ahead   K longest w + R (most s for a byte) - y >= 0        what is copied ahead lies in slots
+    held    K t - sum of a (w + x) (1 - r) - u + u before >= 0  an item has its slot while it is
+                                                                copied and until its work has ended
+    t >= C,  0 <= r, q <= 1,  0 <= y,  0 <= u <= K longest w
+
+None needs an order of copies, nor that prefetches do not know the demand; pauses, overtaking and
+dropped copies only add to the channel's time and the slots'. ``held`` is used where K is fixed.
+With a multiplier for each row, objective >= objective - sum of multiplier x row, and that is least
+where each variable sits at the end of its range that its coefficient points to: plain arithmetic in
+Python's integers, so that neither rounding nor the solver has to be believed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from solvers.errors import OptionError
+from solvers.outcome import Integers, Proof
+from solvers.problem import Problem
+
+__all__ = ["covers_all_slots", "proven_ns"]
+
+
+def covers_all_slots(problem: Problem, proofs: tuple[Proof, ...]) -> bool:
+    """Whether the proofs' ranges leave out no number of slots that a schedule may have.
+
+    Where all items together do not fit, one streams, and there is a slot.
+    """
+    total = sum(item.held_bytes for stage in problem.stages for item in stage.items)
+    next_slots = 1 if total > problem.capacity_bytes else 0
+    for proof in sorted(proofs, key=lambda one: one.least_slots):
+        if proof.least_slots > next_slots:
+            return False
+        if proof.most_slots is None:
+            return True
+        next_slots = max(next_slots, proof.most_slots + 1)
+    return next_slots * problem.slot_bytes > problem.capacity_bytes
+
+
+def proven_ns(problem: Problem, proof: Proof) -> int | None:
+    """What the multipliers prove, rounded down; None where they prove nothing.
+
+    Raises
+    ------
+    OptionError
+        If a multiplier is negative or the arrays do not have the problem's shape.
+    """
+    scenarios = problem.scenarios
+    passes, stages, _ = scenarios.demand.shape
+    _refuse_malformed(proof, passes, stages)
+    most_slots = problem.capacity_bytes // max(problem.slot_bytes, 1)
+    if proof.most_slots is not None:
+        most_slots = min(most_slots, proof.most_slots)
+    if most_slots < proof.least_slots:
+        return None
+    fixed = proof.most_slots == proof.least_slots
+    if not fixed and any(value for value in proof.held.ravel()):
+        return None
+    slots = proof.least_slots
+    active = (scenarios.demand > 0).astype(object)
+    copy, work = problem.copy_ns.astype(object), scenarios.work_ns.astype(object)
+    start = np.array([s.start.copy_ns if s.start else 0 for s in problem.stages], dtype=object)
+    start_held = np.array(
+        [s.start.held_bytes if s.start else 0 for s in problem.stages], dtype=object
+    )
+    longest = int(problem.copy_ns.max(initial=0))
+    # the most copy time for a byte of start slot, as a fraction
+    pace, per = 0, 1
+    for ns, size in zip(start.tolist(), start_held.tolist(), strict=True):
+        if size == 0 and ns > 0:
+            return None
+        if ns * per > pace * max(size, 1):
+            pace, per = ns, size
+    busy, ahead, held = proof.busy, proof.ahead, proof.held
+    last = np.zeros(passes, dtype=bool)
+    last[[run.stop - 1 for run in scenarios.runs()]] = True
+
+    # constants
+    total = -proof.memory * problem.capacity_bytes + int((proof.room * start_held).sum())
+    copies = (active * copy).sum(axis=2)
+    total += int((busy * (copies + start)).sum())
+    total += int((held * (copies + work.sum(axis=2))).sum())
+    # durations have no upper end
+    left = scenarios.weight.astype(object)[:, None] * proof.scale - busy - held * slots
+    if min(left.ravel(), default=0) < 0:
+        return None
+    total += int((left * scenarios.compute_ns.astype(object)).sum())
+    # copied ahead
+    most_ahead = longest * most_slots + -(-pace * problem.capacity_bytes // per)
+    total += most_ahead * _negative(busy - _following(busy, last) + ahead * per)
+    total += longest * most_slots * _negative(held - _following(held, last))
+    # residents
+    saved = (active * (copy * busy[:, :, None] + (copy + work) * held[:, :, None])).sum(axis=0)
+    total += _negative(problem.item_bytes.astype(object) * proof.memory - saved)
+    total += _negative(start_held * (proof.memory - proof.room) - start * busy.sum(axis=0))
+    # slots
+    ahead_sum = int(ahead.sum())
+    for_slots = proof.memory * problem.slot_bytes - ahead_sum * per * longest
+    total += for_slots * (slots if for_slots >= 0 else most_slots)
+    for_room = proof.memory - int(proof.room.sum()) - ahead_sum * pace
+    total += min(for_room, 0) * problem.capacity_bytes
+    return int(total // proof.scale)
+
+
+def _refuse_malformed(proof: Proof, passes: int, stages: int) -> None:
+    shapes = {"room": (stages,), "busy": (passes, stages)}
+    for name in ("room", "busy", "ahead", "held"):
+        array: Integers = getattr(proof, name)
+        wanted = shapes.get(name, (passes, stages))
+        if array.shape != wanted:
+            raise OptionError(f"a proof's {name} has the shape {array.shape} instead of {wanted}")
+        if any(type(value) is not int or value < 0 for value in array.ravel()):
+            raise OptionError(f"a proof's {name} holds something else than natural numbers")
+    if proof.scale < 1 or proof.memory < 0 or proof.least_slots < 0:
+        raise OptionError("a proof's scale, memory or slots are out of range")
+
+
+def _following(rows: Integers, last: npt.NDArray[np.bool_]) -> Integers:
+    """The multiplier of each row's successor in its run, 0 at the run's end."""
+    flat = rows.ravel()
+    shifted = np.concatenate([flat[1:], np.zeros(1, dtype=object)]).reshape(rows.shape)
+    if rows.size:
+        shifted[last, -1] = 0
+    return shifted
+
+
+def _negative(coefficients: Integers) -> int:
+    """Sum of those below 0: each variable from 0 to 1 takes the better end."""
+    return int(sum(min(int(value), 0) for value in coefficients.ravel()))
