@@ -1,12 +1,16 @@
 """Predicted against measured throughput over a grid of checkpoints, budgets and requests.
 
+    python benchmarks/prediction.py                # the whole grid, with throttled disks: root only
     python benchmarks/prediction.py CHECKPOINT ... --memory 0.45 1.1 --requests 1 8 64
 
-Each checkpoint is packed and profiled once, before all of its runs. Each cell is planned and then
-run several times, each time with a fresh engine; the median counts, no cell is left out. Budgets
-are fractions of the checkpoint's weights. The machine's drift (a fixed operation's time now over
-its time while profiling) is printed beside each cell and corrects nothing. Errors are measured
-against predicted: (measured - predicted) / predicted.
+Each checkpoint is packed and profiled once for each disk speed, before all of its runs. Each cell
+is planned and then run several times, each time with a fresh engine; the median counts, no cell is
+left out. Budgets are fractions of the checkpoint's weights. The machine's drift (a fixed
+operation's time now over its time while profiling) and load stand beside each cell and correct
+nothing. Errors are measured against predicted: (measured - predicted) / predicted.
+
+With ``--work`` checkpoints and profiles stay, and what ``--out`` has of the same profile is not run
+again: a grid that was stopped goes on where it was.
 """
 
 # ruff: noqa: E402 (the search path comes before the imports)
@@ -17,50 +21,64 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
+ROOT = Path(__file__).resolve().parents[1]
 # not the script's own folder, which has a file of the name of a package
 sys.path[:] = [one for one in sys.path if Path(one).resolve() != Path(__file__).resolve().parent]
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(ROOT))
 
 import argparse
-import dataclasses
+import contextlib
 import json
 import random
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from benchmarks.summary import Cell, markdown, summary
+from benchmarks.throttle import throttled
 from executor import Engine, pack
+from executor.synth import write_synthetic
 from executor.tokenizer import load_tokenizer
-from planner.documents import Workload
+from planner.documents import Workload, document_hash
+from planner.documents.base import write_atomic
 from planner.profiles import Profile, load_profile
 from planner.solve import make_plan
 from profiler import bundled_prompts, profile_checkpoint, verify
 from profiler.machine import Reference
 from profiler.measure import Effort
-from solvers.errors import BudgetError
+from solvers.errors import BudgetError, MoeplanError
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One plan and its runs; rates in new tokens/s over the whole run, prefill included."""
+class Job(NamedTuple):
+    """One checkpoint, and the cells that it is run in."""
 
-    checkpoint: str
-    memory_bytes: int
-    requests: int
+    checkpoint: Path
+    memory: tuple[float, ...]
+    requests: tuple[int, ...]
     prompt_tokens: int
     new_tokens: int
-    solver: str
-    n_batches: int
-    batch_size: int
-    predicted: float
-    low: float
-    high: float
-    measured: tuple[float, ...]
-    error: float
-    inside: bool
-    drift: float
-    kinds: dict[str, tuple[int, int]]
+
+
+THROTTLES = (400_000_000, 800_000_000)
+"""Bytes/s of the grid's disks."""
+
+
+def grid(work: Path) -> list[Job]:
+    """The trained example, and two checkpoints of random weights, made where they are missing."""
+    jobs = [Job(ROOT / "examples" / "pycode-moe", (0.45, 0.7), (4, 16), 32, 32)]
+    bulk = (
+        ("mixtral", ROOT / "examples" / "configs" / "bulk-mixtral.json", 5),
+        ("olmoe", ROOT / "benchmarks" / "configs" / "bulk-olmoe.json", 4),
+    )
+    for name, config, layers in bulk:
+        folder = work / name
+        if not (folder / "config.json").exists():
+            write_synthetic(config, folder, layers=layers)
+        jobs.append(Job(folder, (0.4, 0.7), (8, 48), 32, 8))
+    return jobs
 
 
 def run_prompts(profile: Profile, workload: Workload) -> list[list[int]]:
@@ -87,123 +105,178 @@ def run_prompts(profile: Profile, workload: Workload) -> list[list[int]]:
     return [ids[index % len(ids)][: max(longest - index % 4, 1)] for index in range(count)]
 
 
-def run_cell(
-    profile: Profile,
-    reference: Reference,
-    memory_bytes: int,
-    workload: Workload,
-    runs: int,
-    paced_bytes_per_second: int | None,
-) -> Cell:
-    """Plan, run, compare."""
-    plan = make_plan(profile, workload, memory_bytes=memory_bytes, time_limit_seconds=5)
-    prompts = run_prompts(profile, workload)
-    found = []
-    reference.samples.clear()
-    for _ in range(runs):
-        reference.take()
-        with Engine.from_plan(plan, paced_bytes_per_second=paced_bytes_per_second) as engine:
-            engine.generate(prompts, workload.new_tokens)
-            found.append(verify(plan, engine.trace()))
-        reference.take()
-    middle = sorted(found, key=lambda one: one.tokens_per_second.measured)[runs // 2]
-    rate = middle.tokens_per_second
-    return Cell(
-        checkpoint=profile.model.name,
-        memory_bytes=memory_bytes,
-        requests=workload.requests,
-        prompt_tokens=workload.prompt_tokens,
-        new_tokens=workload.new_tokens,
-        solver=plan.solver,
-        n_batches=plan.policy.n_batches,
-        batch_size=plan.policy.batch_size,
-        predicted=rate.predicted.value,
-        low=rate.predicted.low,
-        high=rate.predicted.high,
-        measured=tuple(round(one.tokens_per_second.measured, 2) for one in found),
-        error=rate.measured / rate.predicted.value - 1,
-        inside=rate.inside,
-        drift=statistics.median(reference.samples) / profile.costs.reference_ns.value,
-        kinds={kind.name: (kind.predicted, kind.measured) for kind in middle.kinds},
-    )
+@dataclass(frozen=True)
+class Bench:
+    """How cells are run: a profile, and what it was made under."""
+
+    profile: Profile
+    reference: Reference
+    runs: int
+    paced_bytes_per_second: int | None
+    throttle: int | None
+
+    def key(self, memory_bytes: int, workload: Workload) -> tuple[object, ...]:
+        """What tells one cell from another; see ``Cell.key``."""
+        asked = (memory_bytes, workload.requests, workload.prompt_tokens, workload.new_tokens)
+        return (document_hash(self.profile.index), self.throttle, *asked)
+
+    def run(self, memory_bytes: int, workload: Workload) -> Cell:
+        """Plan, run, compare."""
+        plan = make_plan(self.profile, workload, memory_bytes=memory_bytes, time_limit_seconds=5)
+        prompts = run_prompts(self.profile, workload)
+        found = []
+        self.reference.samples.clear()
+        for _ in range(self.runs):
+            self.reference.take()
+            with Engine.from_plan(
+                plan, paced_bytes_per_second=self.paced_bytes_per_second
+            ) as engine:
+                engine.generate(prompts, workload.new_tokens)
+                found.append(verify(plan, engine.trace()))
+            self.reference.take()
+        middle = sorted(found, key=lambda one: one.tokens_per_second.measured)[self.runs // 2]
+        rate = middle.tokens_per_second
+        drift = statistics.median(self.reference.samples)
+        return Cell(
+            checkpoint=self.profile.model.name,
+            profile_hash=document_hash(self.profile.index),
+            throttle_bytes_per_second=self.throttle,
+            memory_bytes=memory_bytes,
+            requests=workload.requests,
+            prompt_tokens=workload.prompt_tokens,
+            new_tokens=workload.new_tokens,
+            solver=plan.solver,
+            n_batches=plan.policy.n_batches,
+            batch_size=plan.policy.batch_size,
+            predicted=rate.predicted.value,
+            low=rate.predicted.low,
+            high=rate.predicted.high,
+            measured=tuple(round(one.tokens_per_second.measured, 2) for one in found),
+            error=rate.measured / rate.predicted.value - 1,
+            inside=sum(one.tokens_per_second.inside for one in found),
+            drift=drift / self.profile.costs.reference_ns.value,
+            load=os.getloadavg()[0],
+            kinds={kind.name: (kind.predicted, kind.measured) for kind in middle.kinds},
+        )
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the grid and print a table."""
+def cells_of(
+    job: Job, folder: Path, options: argparse.Namespace, throttle: int | None, known: list[Cell]
+) -> Iterator[Cell]:
+    """Profile one checkpoint under one disk, unless ``folder`` has that, and run its cells."""
+    store, out = folder / "store", folder / f"profile-{throttle or 'free'}"
+    size = pack(job.checkpoint, store).size_bytes
+    if not (out / "profile.json").exists():
+        begun = time.monotonic()
+        profile_checkpoint(
+            job.checkpoint,
+            out,
+            memory_bytes=int(size * max(job.memory)),
+            store=store,
+            paced_bytes_per_second=options.disk_bandwidth,
+            effort=QUICK if options.quick else None,
+        )
+        print(f"# {job.checkpoint.name}: profiled in {time.monotonic() - begun:.0f} s", flush=True)
+    bench = Bench(load_profile(out), Reference(), options.runs, options.disk_bandwidth, throttle)
+    before = {cell.key: cell for cell in known}
+    for fraction in job.memory:
+        for requests in job.requests:
+            workload = Workload(requests, job.prompt_tokens, job.new_tokens)
+            memory_bytes = int(size * fraction)
+            cell = before.get(bench.key(memory_bytes, workload))
+            if cell is None:
+                try:
+                    cell = bench.run(memory_bytes, workload)
+                except BudgetError as error:
+                    print(f"# {job.checkpoint.name}, {requests} requests: {error}")
+                    continue
+            print(cell.row(), flush=True)
+            yield cell
+
+
+QUICK = Effort(cell_ns=1, rounds=1, fills=1, turns=1, passes=1)
+
+
+def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("checkpoints", nargs="+", type=Path)
+    parser.add_argument("checkpoints", nargs="*", type=Path)
     parser.add_argument("--memory", nargs="+", type=float, default=[0.45, 1.2])
     parser.add_argument("--requests", nargs="+", type=int, default=[1, 8, 64])
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--new-tokens", type=int, default=16)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--disk-bandwidth", type=int, help="bytes/s to hold the disk to")
-    parser.add_argument("--quick", action="store_true", help="profile in a moment, for a test")
-    parser.add_argument("--out", type=Path, help="JSON with all cells")
-    options = parser.parse_args(argv)
-    cells: list[Cell] = []
-    effort = Effort(cell_ns=1, rounds=1, fills=1, turns=1, passes=1) if options.quick else None
-    print(
-        "checkpoint | memory MiB | requests | n x b | predicted [low, high] | measured | error "
-        "| drift"
+    parser.add_argument(
+        "--disk-bandwidth", type=int, help="bytes/s to hold the disk to, by waiting"
     )
-    for checkpoint in options.checkpoints:
-        with tempfile.TemporaryDirectory(dir=checkpoint.parent) as folder:
-            store, out = Path(folder) / "store", Path(folder) / "profile"
-            size = pack(checkpoint, store).size_bytes
-            begun = time.monotonic()
-            profile_checkpoint(
+    parser.add_argument("--throttle", nargs="+", type=int, help="bytes/s, by the kernel (root)")
+    parser.add_argument("--quick", action="store_true", help="profile in a moment, for a test")
+    parser.add_argument("--work", type=Path, help="folder for stores and profiles, which stay")
+    parser.add_argument("--out", type=Path, help="JSON with all cells; a table beside it")
+    options = parser.parse_args(argv)
+    if not options.checkpoints:
+        options.work = options.work or ROOT / "build" / "prediction"
+        options.out = options.out or ROOT / "benchmarks" / "results" / "prediction.json"
+        options.throttle = options.throttle or list(THROTTLES)
+    return options
+
+
+def _write(out: Path, cells: list[Cell]) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(out, (json.dumps(summary(cells), indent=1) + "\n").encode())
+    write_atomic(out.with_suffix(".md"), markdown(cells).encode())
+
+
+def _known(out: Path | None) -> list[Cell]:
+    if out is None or not out.exists():
+        return []
+    return [Cell.of(one) for one in json.loads(out.read_text(encoding="utf-8"))["cells"]]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the grid and print a table."""
+    options = _options(argv)
+    known = _known(options.out)
+    cells: list[Cell] = []
+    print(Cell.heading())
+    with contextlib.ExitStack() as stack:
+        if options.work is None:
+            parent = options.checkpoints[0].parent
+            work = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=parent)))
+        else:
+            work = options.work
+            work.mkdir(parents=True, exist_ok=True)
+        jobs = [
+            Job(
                 checkpoint,
-                out,
-                memory_bytes=int(size * max(options.memory)),
-                store=store,
-                paced_bytes_per_second=options.disk_bandwidth,
-                effort=effort,
+                tuple(options.memory),
+                tuple(options.requests),
+                options.prompt_tokens,
+                options.new_tokens,
             )
-            print(f"# {checkpoint.name}: profiled in {time.monotonic() - begun:.0f} s")
-            profile, reference = load_profile(out), Reference()
-            for fraction in options.memory:
-                for requests in options.requests:
-                    workload = Workload(requests, options.prompt_tokens, options.new_tokens)
-                    try:
-                        cell = run_cell(
-                            profile,
-                            reference,
-                            int(size * fraction),
-                            workload,
-                            options.runs,
-                            options.disk_bandwidth,
-                        )
-                    except BudgetError as error:
-                        print(f"# {checkpoint.name}, {requests} requests: {error}")
-                        continue
-                    cells.append(cell)
-                    print(
-                        f"{cell.checkpoint} | {cell.memory_bytes / 2**20:.0f} | {requests} | "
-                        f"{cell.n_batches} x {cell.batch_size} | {cell.predicted:.1f} "
-                        f"[{cell.low:.1f}, {cell.high:.1f}] | "
-                        f"{', '.join(f'{rate:.1f}' for rate in cell.measured)} | "
-                        f"{cell.error:+.1%} | {cell.drift:.2f}",
-                        flush=True,
-                    )
-    errors = [abs(cell.error) for cell in cells]
-    if not errors:
+            for checkpoint in options.checkpoints
+        ]
+        for job in jobs or grid(work):
+            for throttle in options.throttle or [None]:
+                folder = work / f"{job.checkpoint.name}-run"
+                folder.mkdir(exist_ok=True)
+                with throttled(throttle, folder):
+                    for cell in cells_of(job, folder, options, throttle, known):
+                        cells.append(cell)
+                        if options.out is not None:
+                            _write(options.out, cells)
+    if not cells:
         print("no cell fits its budget")
         return 1
-    inside = sum(cell.inside for cell in cells)
+    found = summary(cells)
     print(
-        f"# {len(cells)} cells: median error {statistics.median(errors):.1%}, worst "
-        f"{max(errors):.1%}, {inside} inside their interval"
+        f"# {len(cells)} cells: median error {found['median_abs_error']:.1%}, worst "
+        f"{found['worst_abs_error']:.1%}, {found['coverage']:.0%} of runs inside their interval"
     )
-    if options.out is not None:
-        result = {
-            "cells": [dataclasses.asdict(cell) for cell in cells],
-            "median_abs_error": statistics.median(errors),
-            "worst_abs_error": max(errors),
-        }
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except MoeplanError as error:
+        sys.exit(f"prediction: {error}")

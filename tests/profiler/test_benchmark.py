@@ -28,6 +28,15 @@ def benchmark_module() -> ModuleType:
     return module
 
 
+def _tiny(checkpoint: Callable[[str], Path], prompts: list[list[int]], tmp_path: Path) -> Path:
+    """A checkpoint with prompts of its own."""
+    folder = tmp_path / "tiny"
+    shutil.copytree(checkpoint("mixtral"), folder)
+    lines = (json.dumps({"token_ids": prompt}) for prompt in prompts)
+    (folder / "prompts.jsonl").write_text("\n".join(lines))
+    return folder
+
+
 def test_every_cell_is_in_the_result(
     benchmark_module: ModuleType,
     checkpoint: Callable[[str], Path],
@@ -35,10 +44,7 @@ def test_every_cell_is_in_the_result(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    folder = tmp_path / "tiny"
-    shutil.copytree(checkpoint("mixtral"), folder)
-    lines = (json.dumps({"token_ids": prompt}) for prompt in prompts)
-    (folder / "prompts.jsonl").write_text("\n".join(lines))
+    folder = _tiny(checkpoint, prompts, tmp_path)
     out = tmp_path / "result.json"
     # the tiny weights are small beside what libraries keep, so budgets are many times as large
     arguments = [str(folder), "--memory", "20", "40", "--requests", "2", "--new-tokens", "3"]
@@ -61,4 +67,32 @@ def test_every_cell_is_in_the_result(
     assert result["worst_abs_error"] == max(abs(cell["error"]) for cell in result["cells"])
     assert "2 cells" in capsys.readouterr().out
     # nothing is left beside the checkpoint
-    assert {path.name for path in tmp_path.iterdir()} == {"tiny", "result.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"tiny", "result.json", "result.md"}
+
+
+def test_a_stopped_grid_goes_on(
+    benchmark_module: ModuleType,
+    checkpoint: Callable[[str], Path],
+    prompts: list[list[int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The profile and the cells that are there stay; only what is missing runs."""
+    out = tmp_path / "result.json"
+    arguments = [
+        str(_tiny(checkpoint, prompts, tmp_path)),
+        "--memory",
+        "40",
+        "--new-tokens",
+        "3",
+        "--quick",
+    ]
+    arguments += ["--prompt-tokens", "8", "--runs", "1", "--work", str(tmp_path / "work")]
+    arguments += ["--out", str(out)]
+    assert benchmark_module.main([*arguments, "--requests", "2"]) == 0
+    (first,) = json.loads(out.read_text())["cells"]
+    monkeypatch.setattr(benchmark_module, "profile_checkpoint", None)
+    assert benchmark_module.main([*arguments, "--requests", "2", "3"]) == 0
+    again, second = json.loads(out.read_text())["cells"]
+    assert again == first
+    assert second["requests"] == 3

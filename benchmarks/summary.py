@@ -1,0 +1,145 @@
+"""What a grid of predictions comes to: cells, sums over them, and a page."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+from executor.allocator import usable_cores
+from profiler.machine import memory_total_bytes, processor_name
+
+__all__ = ["Cell", "markdown", "summary"]
+
+_LEAST_SHARE = 0.02
+"""A kind that takes less of a run than this says nothing about a cell."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One plan and its runs; rates in new tokens/s over the whole run, prefill included.
+
+    ``error`` is that of the median run; ``inside`` counts runs within the interval. ``kinds`` holds
+    predicted and measured ns of the median run; ``load`` is the machine's, a minute's mean.
+    """
+
+    checkpoint: str
+    profile_hash: str
+    throttle_bytes_per_second: int | None
+    memory_bytes: int
+    requests: int
+    prompt_tokens: int
+    new_tokens: int
+    solver: str
+    n_batches: int
+    batch_size: int
+    predicted: float
+    low: float
+    high: float
+    measured: tuple[float, ...]
+    error: float
+    inside: int
+    drift: float
+    load: float
+    kinds: dict[str, tuple[int, int]]
+
+    @classmethod
+    def of(cls, value: dict[str, Any]) -> Cell:
+        """From JSON."""
+        return cls(**{**value, "measured": tuple(value["measured"])})
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells one cell from another: the profile and what was asked of it."""
+        asked = (self.memory_bytes, self.requests, self.prompt_tokens, self.new_tokens)
+        return (self.profile_hash, self.throttle_bytes_per_second, *asked)
+
+    @staticmethod
+    def heading() -> str:
+        """Of ``row``."""
+        return (
+            "checkpoint | disk MB/s | memory MiB | requests | n x b | predicted [low, high] | "
+            "measured | error | drift | load"
+        )
+
+    def row(self) -> str:
+        """One line of a table."""
+        speed = self.throttle_bytes_per_second
+        return " | ".join(
+            (
+                self.checkpoint,
+                "free" if speed is None else f"{speed / 1e6:.0f}",
+                f"{self.memory_bytes / 2**20:.0f}",
+                str(self.requests),
+                f"{self.n_batches} x {self.batch_size}",
+                f"{self.predicted:.1f} [{self.low:.1f}, {self.high:.1f}]",
+                ", ".join(f"{rate:.1f}" for rate in self.measured),
+                f"{self.error:+.1%}",
+                f"{self.drift:.2f}",
+                f"{self.load:.1f}",
+            )
+        )
+
+
+def summary(cells: list[Cell]) -> dict[str, Any]:
+    """All cells and what they come to; errors as fractions.
+
+    ``coverage`` is the share of single runs within their interval. ``kinds`` says of each kind of
+    operation the median error, with its sign, and in how many cells it took 2% of the compute time
+    or more.
+    """
+    errors = [abs(cell.error) for cell in cells]
+    runs = sum(len(cell.measured) for cell in cells)
+    kinds: defaultdict[str, list[float]] = defaultdict(list)
+    for cell in cells:
+        wall = sum(ns for name, (_, ns) in cell.kinds.items() if not name.startswith("copy_"))
+        for name, (predicted, measured) in cell.kinds.items():
+            if predicted and max(predicted, measured) > _LEAST_SHARE * wall:
+                kinds[name].append(measured / predicted - 1)
+    return {
+        "cells": [dataclasses.asdict(cell) for cell in cells],
+        "median_abs_error": statistics.median(errors),
+        "worst_abs_error": max(errors),
+        "coverage": sum(cell.inside for cell in cells) / runs,
+        "kinds": {
+            name: {"cells": len(found), "median_error": statistics.median(found)}
+            for name, found in sorted(kinds.items())
+        },
+        "machine": _machine(),
+    }
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "processor": processor_name(),
+        "cores": usable_cores(),
+        "memory_bytes": memory_total_bytes(),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def markdown(cells: list[Cell]) -> str:
+    """A page of the same."""
+    found = summary(cells)
+    machine = found["machine"]
+    columns = Cell.heading().count("|") + 1
+    kinds = "\n".join(
+        f"| {name} | {one['cells']} | {one['median_error']:+.1%} |"
+        for name, one in found["kinds"].items()
+    )
+    rows = "\n".join(f"| {cell.row()} |" for cell in cells)
+    return (
+        "# Predicted against measured tokens/s\n\n"
+        f"{machine['processor']}, {machine['cores']} cores, "
+        f"{machine['memory_bytes'] / 2**30:.0f} GiB, {machine['system']}. "
+        f"{len(cells)} cells: median error {found['median_abs_error']:.1%}, worst "
+        f"{found['worst_abs_error']:.1%}; {found['coverage']:.0%} of runs inside their 90% "
+        "interval. Errors are (measured - predicted) / predicted, of the median run; drift is a "
+        "fixed operation's time beside the runs over its time while profiling.\n\n"
+        f"| {Cell.heading()} |\n|{' --- |' * columns}\n{rows}\n\n"
+        "By kind of operation, where it took 2% of the time or more (median error of its time):\n\n"
+        f"| kind | cells | error |\n| --- | --- | --- |\n{kinds}\n"
+    )
