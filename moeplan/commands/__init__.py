@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from moeplan.commands import look, make, use, versus
+from moeplan.commands import look, make, place, use, versus
 
 __all__ = ["app"]
 
@@ -46,5 +46,6 @@ app.command("check")(use.check)
 app.command("run")(use.run)
 app.command("verify")(use.verify)
 app.command("compare")(versus.compare)
+app.command("place")(place.place)
 app.command("show")(look.show)
 app.command("schema")(look.schema)

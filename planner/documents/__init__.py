@@ -21,6 +21,7 @@ from planner.documents.base import (
 )
 from planner.documents.costs import Channel, CostProfile, Curve, Hardware, Surface, Tier
 from planner.documents.model import LayerSpec, ModelSpec
+from planner.documents.placement import BalanceFigures, ExpertPlacement, LayerPlacement
 from planner.documents.plan import (
     MOST_REQUESTS,
     Inputs,
@@ -51,20 +52,24 @@ DOCUMENTS: dict[str, type[Document]] = {
         ProfileIndex,
         Plan,
         Trace,
-        )
+        ExpertPlacement,
+    )
 }
 
 __all__ = [
     "DOCUMENTS",
     "MOST_REQUESTS",
+    "BalanceFigures",
     "Channel",
     "CostProfile",
     "Curve",
     "Document",
     "Event",
+    "ExpertPlacement",
     "Figure",
     "Hardware",
     "Inputs",
+    "LayerPlacement",
     "LayerPolicy",
     "LayerSpec",
     "Locations",

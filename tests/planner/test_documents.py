@@ -132,6 +132,18 @@ def _examples() -> dict[str, Document]:
         "timeline": plan["predicted"]["timeline"],  # type: ignore[index]
     }  # fmt: skip
     body["trace"] = parse_document(DOCUMENTS["trace"], trace, "trace")
+    balance = {
+        "average_max_load": 0.6, "max_load": 0.7, "worst_deviation": 0.2, "scenarios": 3,
+        "traffic": 0.5, "node_traffic": None,
+    }  # fmt: skip
+    placement = {
+        "kind": "placement", "version": 1, "method": "cpsat", "devices": 2, "nodes": 1,
+        "replicas": 1, "experts": 2, "layers": [{"layer": 0, "devices": [[0], [0, 1]]}],
+        "routing_hash": zero, "routing_source": "measured", "drawn": "whole sequences",
+        "fitted": balance, "held_out": balance, "bound": 0.5, "gap": 1 / 6, "stop": "optimal",
+        "seed": 0,
+    }  # fmt: skip
+    body["placement"] = parse_document(DOCUMENTS["placement"], placement, "placement")
     return body
 
 
@@ -224,7 +236,7 @@ def test_wrong_types_and_negative_numbers_are_refused(kind: str) -> None:
     for place, node in nodes(value):
         if type(node) is float:
             for wrong in ("1", True, None) if place[-1] != "spread" else ("1", True):
-                if not (wrong is None and place[-1] in ("bound", "gap")):
+                if not (wrong is None and place[-1] in ("bound", "gap", "traffic")):
                     refused(kind, replaced(value, place, wrong))
         if isinstance(node, str) and place != ("kind",):
             refused(kind, replaced(value, place, 1))

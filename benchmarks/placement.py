@@ -1,0 +1,182 @@
+"""Placement methods against each other on held-out batches of real routing statistics.
+
+    python benchmarks/placement.py [--data ../shared/data] [--time-limit 30] [--only TEXT]
+
+Each cell draws scenarios to fit and, from other sequences (or domains), scenarios to judge by;
+every method sees the fitted ones only. ``minus best`` is the paired mean difference of the fullest
+device's load on the judging scenarios between cpsat and the best other method, with its 95%
+interval: below 0 is better. Statistics without sequences (heat, counts) are drawn as independent
+tokens, which leaves nothing but their means to learn. Writes benchmarks/results/placement.*.
+"""
+
+# ruff: noqa: E402 (the search path comes before the imports)
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# not the script's own folder, which has a file of the name of a package
+sys.path[:] = [one for one in sys.path if Path(one).resolve() != Path(__file__).resolve().parent]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import argparse
+import json
+import math
+import os
+import platform
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from planner.placement import METHODS, SINGLE, Cluster, Scenes, expert_room, scenes_of
+from planner.routing_sources import load_source
+from solvers.placement.bounds import stage_bounds
+from solvers.placement.exact import ENGINES, solve_exactly
+from solvers.placement.problem import Placement, PlacementProblem, check_placement, fullest
+from solvers.placement.rules import RULES
+from solvers.registry import Limits
+
+RESULTS = Path(__file__).parent / "results"
+SCENARIOS, JUDGED = 512, 2048
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Statistics, how batches are drawn, and the devices."""
+
+    name: str
+    scenes: Scenes
+    devices: int
+    replicas: int
+
+
+def cells(data: Path) -> list[Cell]:
+    """All of them."""
+    routing = data / "routing"
+    found: list[Cell] = []
+    mixtral = load_source(routing / "mixtral_mmlu_fractions.npz")
+    several = ((2, 0), (4, 0), (8, 2), (16, 8))
+    for name, by_domain, batch in (("prompts", False, 1), ("subjects", True, 8)):
+        scenes = scenes_of(
+            mixtral, scenarios=SCENARIOS, judged=JUDGED, batch=batch, by_domain=by_domain
+        )
+        found += [Cell(f"Mixtral by {name}", scenes, d, r) for d, r in several]
+    qwen = load_source(routing / "mbolt_coactivation_qwen3-30b-a3b.json")
+    scenes = scenes_of(qwen, scenarios=SCENARIOS, judged=JUDGED, batch=64)
+    label = "Qwen3-30B-A3B heat (independent tokens)"
+    found += [Cell(label, scenes, d, r) for d, r in ((2, 0), (4, 0), (8, 0), (16, 0), (8, 16))]
+    olmoe = load_source(routing / "olmoe_mixtral_expert_counts.json", "olmoe.expert_counts")
+    for judge in olmoe.domains:
+        others = tuple(one for one in olmoe.domains if one != judge)
+        scenes = scenes_of(
+            olmoe,
+            scenarios=SCENARIOS,
+            judged=JUDGED,
+            batch=64,
+            fit_domains=others,
+            judge_domains=(judge,),
+            by_domain=True,
+        )
+        label = f"OLMoE counts, judged on {judge} (independent tokens)"
+        found += [Cell(label, scenes, d, 0) for d in (2, 4, 8)]
+    return found
+
+
+def solve(method: str, problem: PlacementProblem, seconds: float) -> tuple[Placement, float]:
+    """A placement, and a bound on the fitted scenarios."""
+    if method in RULES:
+        return RULES[method](problem), float(stage_bounds(problem).mean())
+    placed = solve_exactly(problem, method, Limits(seconds, seconds))
+    return placed.placement, placed.bound
+
+
+def run(cell: Cell, seconds: float) -> dict[str, Any]:
+    """One row: held-out figures of each method, and cpsat against the best other."""
+    layers, experts = cell.scenes.fit.shape[1:]
+    held: dict[str, np.ndarray] = {}
+    row: dict[str, Any] = {
+        "cell": cell.name,
+        "devices": cell.devices,
+        "replicas": cell.replicas,
+        "even": 1 / cell.devices,
+    }
+    for method in METHODS:
+        replicas = 0 if method in SINGLE else cell.replicas
+        if cell.devices > experts + replicas:
+            continue
+        room = expert_room(Cluster(cell.devices), layers=layers, experts=experts, replicas=replicas)
+        fit = PlacementProblem(cell.scenes.fit, room, replicas)
+        judge = PlacementProblem(cell.scenes.judge, room, replicas)
+        start = time.perf_counter()
+        placement, bound = solve(method, fit, seconds)
+        took = time.perf_counter() - start
+        if check_placement(fit, placement):
+            raise SystemExit(f"{method} made an invalid placement of {cell.name}")
+        held[method] = fullest(judge, placement).mean(axis=1)
+        fitted = float(fullest(fit, placement).mean())
+        row[method] = {
+            "held_out": float(held[method].mean()),
+            "fitted": fitted,
+            "bound": bound,
+            "gap": 1 - bound / fitted,
+            "seconds": took,
+        }
+    others = [name for name in held if name not in ENGINES]
+    best = min(others, key=lambda name: held[name].mean())
+    difference = held["cpsat"] - held[best]
+    row["best_other"] = best
+    row["difference"] = float(difference.mean())
+    row["half_width"] = 1.96 * float(difference.std(ddof=1)) / math.sqrt(len(difference))
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    here = Path(__file__).resolve().parents[1]
+    parser.add_argument("--data", type=Path, default=here.parent / "shared" / "data")
+    parser.add_argument("--time-limit", type=float, default=30.0)
+    parser.add_argument("--only", default="", help="cells whose name holds this")
+    arguments = parser.parse_args()
+    if not (arguments.data / "routing").is_dir():
+        raise SystemExit(f"{arguments.data} has no folder 'routing': give --data")
+    rows = []
+    heading = "| cell | D | R | even | best other | | cpsat | minus best | gap | s |"
+    lines = [heading, "|---|---|---|---|---|---|---|---|---|---|"]
+    print("\n".join(lines), flush=True)
+    for cell in cells(arguments.data):
+        if arguments.only not in cell.name:
+            continue
+        row = run(cell, arguments.time_limit)
+        rows.append(row)
+        best, ours = row[row["best_other"]], row["cpsat"]
+        lines.append(
+            f"| {row['cell']} | {row['devices']} | {row['replicas']} | {row['even']:.4f} | "
+            f"{row['best_other']} | {best['held_out']:.5f} | {ours['held_out']:.5f} | "
+            f"{row['difference']:+.5f} ± {row['half_width']:.5f} | {100 * ours['gap']:.1f}% | "
+            f"{ours['seconds']:.1f} |"
+        )
+        print(lines[-1], flush=True)
+    worse = sum(row["difference"] > row["half_width"] for row in rows)
+    better = sum(row["difference"] < -row["half_width"] for row in rows)
+    facts = {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "time_limit_seconds": arguments.time_limit,
+        "scenarios": SCENARIOS,
+        "judged": JUDGED,
+    }
+    said = f"{len(rows)} cells: cpsat better in {better}, worse in {worse}, the others within 95%."
+    print(said)
+    if not arguments.only:
+        RESULTS.mkdir(exist_ok=True)
+        body = {**facts, "better": better, "worse": worse, "cells": rows}
+        (RESULTS / "placement.json").write_text(json.dumps(body, indent=1) + "\n")
+        words = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items())
+        text = "\n".join(["# Placement", "", words, "", *lines, "", said])
+        (RESULTS / "placement.md").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""The command ``place``: experts on many devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from moeplan.commands.common import Json, Seed, plain, reporter_of
+from moeplan.options import check_outputs, optional_bandwidth, parse_size, split_names
+from planner.documents import document_hash, write_document
+from solvers.errors import OptionError
+
+if TYPE_CHECKING:
+    from planner.documents.placement import ExpertPlacement
+
+__all__ = ["place"]
+
+_DEFAULT_TIME_LIMIT_SECONDS = 30.0
+
+
+def place(
+    ctx: typer.Context,
+    routing: Annotated[
+        Path,
+        typer.Option(
+            "--routing",
+            help="Routing statistics: a profile's routing.json, shares in .npz, heat or counts.",
+        ),
+    ],
+    devices: Annotated[int, typer.Option("--devices", min=1, help="How many devices.")],
+    out: Annotated[Path | None, typer.Option("--out", help="Write the placement here.")] = None,
+    method: Annotated[
+        str,
+        typer.Option(
+            "--method",
+            help="contiguous, greedy, anti-correlation, replicate, cpsat or milp; with commas "
+            "between: compare them (the first is written; replicas only where one makes them).",
+        ),
+    ] = "cpsat",
+    replicas: Annotated[
+        int, typer.Option("--replicas", min=0, help="Copies of each layer beyond one per expert.")
+    ] = 0,
+    memory: Annotated[
+        str | None, typer.Option("--memory", help="Memory for experts on each device.")
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", help="A checkpoint or config.json: how large an expert is."),
+    ] = None,
+    nodes: Annotated[
+        int, typer.Option("--nodes", min=1, help="Nodes that the devices divide into.")
+    ] = 1,
+    intra_bandwidth: Annotated[
+        str | None, typer.Option("--intra-bandwidth", help="Between devices of a node: 300GB/s.")
+    ] = None,
+    inter_bandwidth: Annotated[
+        str | None, typer.Option("--inter-bandwidth", help="Between nodes: 25GB/s.")
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            "--batch",
+            min=1,
+            help="Sequences in a batch (1); of statistics without sequences, tokens (64).",
+        ),
+    ] = None,
+    scenarios: Annotated[
+        int, typer.Option("--scenarios", min=1, help="Batches to fit; twice as many judge.")
+    ] = 512,
+    series: Annotated[
+        str | None, typer.Option("--series", help="Which series of a file of counts.")
+    ] = None,
+    fit_domains: Annotated[
+        str | None, typer.Option("--fit-domains", help="Fit on these domains only.")
+    ] = None,
+    judge_domains: Annotated[
+        str | None, typer.Option("--judge-domains", help="Judge on these domains (the same).")
+    ] = None,
+    by_domain: Annotated[
+        bool, typer.Option("--by-domain", help="Each batch is of one domain.")
+    ] = False,
+    time_limit: Annotated[
+        float | None,
+        typer.Option("--time-limit", min=0.001, help="Seconds for a method that searches (30)."),
+    ] = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Place each layer's experts on devices, evenly loaded on batches not yet seen."""
+    from planner.placement import METHODS, SINGLE, Cluster, expert_room, file_hash, scenes_of
+    from planner.placement import place as place_experts
+    from planner.routing_sources import load_source
+
+    reporter = reporter_of(ctx)
+    names = split_names(method, METHODS, "--method")
+    if time_limit is not None and not {"cpsat", "milp"} & set(names):
+        raise OptionError(f"--time-limit has no effect: {', '.join(names)} does not search")
+    if (memory is None) != (model is None):
+        raise OptionError("--memory and --model go together: how much room, and for how large ones")
+    if nodes == 1 and inter_bandwidth is not None:
+        raise OptionError("--inter-bandwidth has no effect with one node: give --nodes")
+    if (intra_bandwidth is None) != (inter_bandwidth is None):
+        raise OptionError("--intra-bandwidth and --inter-bandwidth go together")
+    check_outputs({"--out": out}, [routing, model])
+    source = load_source(routing, series)
+    cluster = Cluster(
+        devices,
+        nodes,
+        float(optional_bandwidth(intra_bandwidth, "--intra-bandwidth") or 1),
+        float(optional_bandwidth(inter_bandwidth, "--inter-bandwidth") or 1),
+    )
+    if nodes > 1 and source.joint is None:
+        raise OptionError(
+            f"--nodes has no effect: {routing} does not say which experts follow which from layer "
+            "to layer (a profile's routing.json does)"
+        )
+    room = expert_room(
+        cluster,
+        layers=len(source.layers),
+        experts=source.experts,
+        replicas=replicas,
+        memory_bytes=None if memory is None else parse_size(memory, "--memory"),
+        expert_bytes=None if model is None else _expert_bytes(model, source.experts),
+    )
+    fitted = None if fit_domains is None else split_names(fit_domains, source.domains, "domain")
+    judged = (
+        fitted if judge_domains is None else split_names(judge_domains, source.domains, "domain")
+    )
+    scenes = scenes_of(
+        source,
+        scenarios=scenarios,
+        judged=2 * scenarios,
+        batch=batch or (1 if source.sequences else 64),
+        seed=seed,
+        fit_domains=fitted,
+        judge_domains=judged,
+        by_domain=by_domain,
+    )
+    placements: list[ExpertPlacement] = []
+    source_hash = file_hash(routing)
+    with reporter.steps("place") as progress:
+        for done, name in enumerate(names):
+            progress(done, len(names), name)
+            placements.append(
+                place_experts(
+                    source,
+                    scenes,
+                    cluster,
+                    room,
+                    method=name,
+                    replicas=replicas if len(names) == 1 or name not in SINGLE else 0,
+                    source_hash=source_hash,
+                    time_limit_seconds=time_limit or _DEFAULT_TIME_LIMIT_SECONDS,
+                    seed=seed,
+                )
+            )
+    if out is not None:
+        write_document(placements[0], out)
+    reporter.show(_table(placements, cluster.devices))
+    reporter.show(Text(f"Batches: {scenes.drawn}. An even load would be {1 / devices:.4f}."))
+    if out is not None:
+        reporter.show(Text(f"{placements[0].method} is written to {out}"))
+    summaries = [_summary(one) for one in placements]
+    reporter.result({**summaries[0], "methods": summaries, "out": out and str(out)})
+
+
+def _expert_bytes(path: Path, experts: int) -> int:
+    """Size of the largest expert of a model."""
+    from planner.model_spec import read_model
+
+    model = read_model(path)
+    sizes = [layer.expert_bytes for layer in model.layers if layer.experts]
+    counts = {layer.experts for layer in model.layers if layer.experts}
+    if counts != {experts}:
+        raise OptionError(
+            f"--model {path} has {', '.join(map(str, sorted(counts))) or 'no'} experts in a layer, "
+            f"the routing statistics {experts}"
+        )
+    return max(sizes)
+
+
+def _table(placements: list[ExpertPlacement], devices: int) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("method")
+    for heading in ("fullest device, mean", "worst", "over even", "fitted", "bound", "moved"):
+        table.add_column(heading, justify="right")
+    best = min(one.held_out.average_max_load for one in placements)
+    for one in placements:
+        seen = one.held_out
+        table.add_row(
+            one.method,
+            f"{seen.average_max_load:.4f}",
+            f"{seen.max_load:.4f}",
+            f"+{100 * (seen.average_max_load * devices - 1):.1f}%",
+            f"{one.fitted.average_max_load:.4f}",
+            f"{one.bound:.4f}",
+            "–" if seen.traffic is None else f"{100 * seen.traffic:.0f}%",
+            style="bold" if seen.average_max_load == best else "",
+        )
+    return table
+
+
+def _summary(one: ExpertPlacement) -> dict[str, Any]:
+    """What scripts ask of a placement: everything but the experts' devices."""
+    body = {name: value for name, value in plain(one).items() if name != "layers"}
+    return {**body, "moe_layers": len(one.layers), "hash": document_hash(one)}

@@ -1,0 +1,106 @@
+"""The placement document: which device of many holds which experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from planner.documents.base import STRICT, Count, Document, Hash, Positive, Source
+
+__all__ = ["BalanceFigures", "ExpertPlacement", "LayerPlacement"]
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+@dataclass(frozen=True, slots=True)
+class BalanceFigures:
+    """How evenly devices are loaded over scenarios; ``solvers.placement.problem.Balance``.
+
+    ``scenarios`` says over how many; ``traffic`` is the share of rows that leave their device
+    between one MoE layer and the next, where the statistics tell (``node_traffic``: their node).
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    average_max_load: Share
+    max_load: Share
+    worst_deviation: Share
+    scenarios: Positive
+    traffic: Share | None = None
+    node_traffic: Share | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlacement:
+    """``devices``: for each expert of MoE layer ``layer`` the devices that hold it, ascending."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    layer: Count
+    devices: tuple[tuple[Count, ...], ...]
+
+
+@dataclass(frozen=True)
+class ExpertPlacement(Document):
+    """Experts on devices.
+
+    Attributes
+    ----------
+    method
+        What made it: one of ``planner.placement.METHODS``.
+    devices, nodes
+        Device d is on node d // (devices / nodes).
+    replicas
+        Copies of each layer allowed beyond one for each expert.
+    routing_hash
+        SHA-256 of the statistics' file.
+    routing_source
+        Whether the scenarios are recorded or drawn.
+    drawn
+        How scenarios were drawn, in words.
+    fitted, held_out
+        Figures on the scenarios that were fitted, and on others.
+    bound, gap
+        No placement has a smaller ``fitted.average_max_load`` than ``bound``; gap is the fraction
+        (average_max_load - bound) / average_max_load.
+    stop
+        Why the method stopped.
+    """
+
+    kind: ClassVar[str] = "placement"
+
+    method: str
+    devices: Positive
+    nodes: Positive
+    replicas: Count
+    experts: Positive
+    layers: tuple[LayerPlacement, ...]
+    routing_hash: Hash
+    routing_source: Source
+    drawn: str
+    fitted: BalanceFigures
+    held_out: BalanceFigures
+    bound: Share
+    gap: Share
+    stop: Literal["optimal", "time_limit", "rule"]
+    seed: Count = 0
+
+    def __post_init__(self) -> None:
+        if self.devices % self.nodes:
+            raise ValueError(f"{self.devices} devices do not divide into {self.nodes} nodes")
+        for at, layer in enumerate(self.layers):
+            if len(layer.devices) != self.experts:
+                raise ValueError(f"layers.{at} places {len(layer.devices)} of {self.experts}")
+            copies = 0
+            for expert, devices in enumerate(layer.devices):
+                copies += len(devices)
+                if not devices or list(devices) != sorted(set(devices)):
+                    raise ValueError(f"layers.{at}: expert {expert} is nowhere, or twice somewhere")
+                if devices[-1] >= self.devices:
+                    raise ValueError(f"layers.{at}: expert {expert} is on device {devices[-1]}")
+            if copies > self.experts + self.replicas:
+                raise ValueError(f"layers.{at} has more replicas than {self.replicas}")
+        if [one.layer for one in self.layers] != sorted({one.layer for one in self.layers}):
+            raise ValueError("layers do not ascend")

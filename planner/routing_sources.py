@@ -1,0 +1,348 @@
+"""Routing statistics from elsewhere, and scenarios drawn from them.
+
+Four kinds are understood, each with what it lacks:
+
+``trace``
+    A routing document of ``moeplan profile``: tokens of whole sequences.
+``shares``
+    ``.npz``, one array [prompts, layers, experts] for each domain: the share of a prompt's choices
+    that fell on each expert. Lengths are missing: prompts count alike.
+``heat``
+    JSON, for each layer how many tokens chose each expert. Who chose together is missing: tokens
+    are drawn independently, which makes devices look better balanced than they are.
+``counts``
+    JSON, as ``heat`` for some layers and for each text domain.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.routing import load_trace
+from solvers.errors import DocumentError, OptionError
+
+__all__ = ["RoutingSource", "draw_scenarios", "load_source"]
+
+Floats = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+_ROWS = 1_000_000
+"""Rows that a prompt known by its shares is given."""
+_MOST_BYTES = 1 << 30
+_MOST_CELLS = 1 << 28
+"""Scenarios x layers x experts beyond which arrays would not fit beside anything else."""
+
+
+@dataclass(frozen=True, eq=False)
+class RoutingSource:
+    """Statistics as read.
+
+    Attributes
+    ----------
+    kind
+        See the module.
+    layers
+        Layers that the rows of the arrays stand for.
+    sequences
+        Domain -> [sequences, layers, experts]: rows of each sequence that chose each expert (of
+        kinds ``trace`` and ``shares``).
+    heat
+        Domain -> [layers, experts]: rows that chose each expert (of the other kinds).
+    top_k
+        Experts that a token chooses, where the source says so.
+    joint
+        [layers - 1, experts, experts]: tokens that chose e in a layer and f in the next, where
+        known.
+    """
+
+    kind: Literal["trace", "shares", "heat", "counts"]
+    layers: tuple[int, ...]
+    sequences: dict[str, Int64] = field(default_factory=dict)
+    heat: dict[str, Floats] = field(default_factory=dict)
+    top_k: int | None = None
+    joint: Floats | None = None
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """Names of the parts of the source."""
+        return tuple(self.sequences or self.heat)
+
+    @property
+    def experts(self) -> int:
+        """Experts of a layer."""
+        arrays = [*self.sequences.values(), *self.heat.values()]
+        return int(arrays[0].shape[-1])
+
+    @property
+    def statement(self) -> str:
+        """How scenarios are drawn, and what that leaves out."""
+        if self.kind == "trace":
+            return "whole recorded sequences"
+        if self.kind == "shares":
+            return "whole prompts by their shares; a prompt's length is not known"
+        return "tokens drawn independently from counts: real batches are less even"
+
+
+def load_source(path: Path, series: str | None = None) -> RoutingSource:
+    """Read routing statistics; the kind is told by the contents.
+
+    Parameters
+    ----------
+    path
+        A routing document, or a file of one of the other kinds.
+    series
+        Which series of a ``counts`` file, where it has several.
+
+    Raises
+    ------
+    DocumentError
+        If the file is unreadable, of no known kind, or holds impossible numbers.
+    OptionError
+        If ``series`` is needed or unknown, or given where it has no effect.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise DocumentError(f"{path}: larger than routing statistics are (1 GiB)")
+        data = path.read_bytes()
+    except OSError as error:
+        raise DocumentError(f"{path}: cannot be read: {error.strerror}") from error
+    if data[:2] == b"PK":
+        _without_series(series, path)
+        return _shares(data, path)
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DocumentError(f"{path}: neither JSON nor a .npz archive of numpy") from error
+    if isinstance(value, dict) and "kind" in value:
+        _without_series(series, path)
+        return _trace(path)
+    if isinstance(value, dict) and isinstance(value.get("data"), dict):
+        return _counts(value, path, series)
+    if isinstance(value, dict) and isinstance(value.get("layers"), list):
+        _without_series(series, path)
+        return _heat(value, path)
+    raise DocumentError(
+        f"{path}: not routing statistics of a known kind: a routing document, shares in .npz, or "
+        "JSON with 'layers' (heat) or 'data' (counts by domain)"
+    )
+
+
+def _without_series(series: str | None, path: Path) -> None:
+    if series is not None:
+        raise OptionError(f"--series has no effect on {path}, which has only one")
+
+
+def _trace(path: Path) -> RoutingSource:
+    trace, arrays = load_trace(path)
+    starts = np.flatnonzero(np.diff(arrays.sequence, prepend=-1))
+    if not len(starts):
+        raise DocumentError(f"{path}: the routing trace is empty")
+    row = np.cumsum(np.diff(arrays.sequence, prepend=arrays.sequence[:1]) != 0)
+    counts = np.zeros((len(starts), len(trace.moe_layers), trace.experts), dtype=np.int64)
+    for layer in range(len(trace.moe_layers)):
+        for rank in range(trace.top_k):
+            np.add.at(counts[:, layer], (row, arrays.experts[:, layer, rank]), 1)
+    joint = np.zeros((len(trace.moe_layers) - 1, trace.experts, trace.experts))
+    for layer in range(len(joint)):
+        here, after = arrays.experts[:, layer], arrays.experts[:, layer + 1]
+        pairs = (np.repeat(here, trace.top_k, axis=1), np.tile(after, (1, trace.top_k)))
+        np.add.at(joint[layer], pairs, 1.0 / trace.top_k)
+    return RoutingSource(
+        "trace",
+        trace.moe_layers,
+        sequences={"all": counts},
+        top_k=trace.top_k,
+        joint=joint,
+    )
+
+
+def _shares(data: bytes, path: Path) -> RoutingSource:
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as file:
+            arrays = {name: np.asarray(file[name]) for name in file.files}
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise DocumentError(f"{path}: not an archive of numpy arrays: {error}") from error
+    if not arrays:
+        raise DocumentError(f"{path}: holds no array")
+    shape: tuple[int, ...] = ()
+    sequences: dict[str, Int64] = {}
+    for name, array in arrays.items():
+        if array.ndim != 3 or array.dtype.kind != "f" or not all(array.shape):
+            raise DocumentError(
+                f"{path}: {name} is {array.dtype} {array.shape}, not shares [prompts, layers, "
+                "experts]"
+            )
+        shape = shape or array.shape[1:]
+        if array.shape[1:] != shape:
+            raise DocumentError(f"{path}: {name} has other layers or experts than the first array")
+        total = array.sum(axis=2, dtype=np.float64)
+        if not np.isfinite(array).all() or array.min() < 0 or abs(total - 1).max() > 1e-3:
+            raise DocumentError(f"{path}: {name} holds shares that do not add up to 1")
+        sequences[name] = np.rint(array * _ROWS).astype(np.int64)
+    return RoutingSource("shares", tuple(range(shape[0])), sequences=sequences)
+
+
+def _heat(value: dict[str, Any], path: Path) -> RoutingSource:
+    rows, layers = [], []
+    for index, layer in enumerate(value["layers"]):
+        if not isinstance(layer, dict) or "heat" not in layer:
+            raise DocumentError(f"{path}: layers.{index} has no 'heat'")
+        rows.append(layer["heat"])
+        layers.append(layer.get("layer", index))
+    top_k = value.get("k")
+    if top_k is not None and (type(top_k) is not int or top_k < 1):
+        raise DocumentError(f"{path}: k is not a number of experts")
+    heat = _table(rows, path, "layers")
+    return RoutingSource("heat", _layers(layers, len(heat), path), heat={"all": heat}, top_k=top_k)
+
+
+def _counts(value: dict[str, Any], path: Path, series: str | None) -> RoutingSource:
+    table = value["data"]
+    if series is None and len(table) == 1:
+        series = next(iter(table))
+    if series not in table:
+        there = ", ".join(sorted(table)[:20])
+        raise OptionError(f"{path} has several series: give --series, one of {there}")
+    domains = table[series]
+    if not isinstance(domains, dict) or not domains:
+        raise DocumentError(f"{path}: data.{series} holds no domain")
+    heat = {name: _table(rows, path, f"data.{series}.{name}") for name, rows in domains.items()}
+    first = next(iter(heat.values()))
+    if any(one.shape != first.shape for one in heat.values()):
+        raise DocumentError(f"{path}: data.{series}: domains differ in layers or experts")
+    return RoutingSource(
+        "counts", _layers(value.get("layers"), len(first), path), heat=heat, top_k=None
+    )
+
+
+def _table(rows: Any, path: Path, where: str) -> Floats:
+    """[layers, experts] of lists of counts."""
+    try:
+        table = np.array(rows, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DocumentError(f"{path}: {where}: not one list of counts for each layer") from error
+    if table.ndim != 2 or not all(table.shape):
+        raise DocumentError(f"{path}: {where}: not one list of counts for each layer")
+    if not np.isfinite(table).all() or table.min() < 0 or not table.sum(axis=1).all():
+        raise DocumentError(f"{path}: {where}: a count is negative, or a layer has none")
+    return table
+
+
+def _layers(value: Any, count: int, path: Path) -> tuple[int, ...]:
+    """Layer numbers, ascending; counted where the file has none."""
+    if value is None:
+        return tuple(range(count))
+    if (
+        not isinstance(value, list)
+        or len(value) != count
+        or any(type(one) is not int or one < 0 for one in value)
+        or value != sorted(set(value))
+    ):
+        raise DocumentError(f"{path}: layers are not {count} ascending numbers")
+    return tuple(value)
+
+
+def draw_scenarios(
+    source: RoutingSource,
+    count: int,
+    *,
+    batch: int,
+    seed: int,
+    half: Literal["first", "second", "all"],
+    domains: tuple[str, ...] | None = None,
+    by_domain: bool = False,
+) -> Int64:
+    """Rows that batches ask of each expert: [count, layers, experts].
+
+    Parameters
+    ----------
+    source
+        Statistics.
+    count
+        Scenarios.
+    batch
+        Sequences in a batch; of a source that has no sequences, tokens.
+    seed
+        Of the drawing. ``first`` and ``second`` are disjoint halves of every domain's sequences: of
+        a trace in recorded order, of shares after a shuffle (they are sorted by domain). Counts
+        have no halves; other tokens are drawn instead.
+    half
+        Which half.
+    domains
+        Only these.
+    by_domain
+        Each batch is of one domain, domains in turn; otherwise batches mix them all.
+
+    Raises
+    ------
+    OptionError
+        If a domain is unknown, or there is nothing to draw from.
+    """
+    names = source.domains if domains is None else domains
+    for name in names:
+        if name not in source.domains:
+            some = ", ".join(source.domains[:20])
+            raise OptionError(f"routing domain {name!r} is unknown; there are {some}")
+    if count < 1 or batch < 1:
+        raise OptionError(f"{count} scenarios of {batch}: give positive numbers")
+    cells = count * len(source.layers) * source.experts
+    if cells > _MOST_CELLS:
+        raise OptionError(f"{count} scenarios are too many: {cells:,} numbers; give fewer")
+    random = np.random.default_rng((seed, {"first": 0, "second": 1, "all": 2}[half]))
+    if source.heat:
+        return _draw_tokens(source, names, count, batch, random, by_domain)
+    pools = [_half(source, source.sequences[name], half) for name in names]
+    if not by_domain:
+        pools = [np.concatenate(pools)]
+    if min(len(pool) for pool in pools) < 1:
+        raise OptionError("a half of the routing statistics holds no sequence: record more")
+    result = np.zeros((count, len(source.layers), source.experts), dtype=np.int64)
+    orders: list[npt.NDArray[np.int64]] = [np.empty(0, dtype=np.int64) for _ in pools]
+    for index in range(count):
+        at = index % len(pools)
+        pool = pools[at]
+        while len(orders[at]) < batch:
+            # without replacement as long as there are sequences
+            orders[at] = np.concatenate([orders[at], random.permutation(len(pool))])
+        result[index] = pool[orders[at][:batch]].sum(axis=0)
+        orders[at] = orders[at][batch:]
+    return result
+
+
+def _half(source: RoutingSource, array: Int64, half: str) -> Int64:
+    if half == "all":
+        return array
+    if source.kind == "shares":
+        array = array[np.random.default_rng(0).permutation(len(array))]
+    middle = len(array) // 2
+    return array[:middle] if half == "first" else array[middle:]
+
+
+def _draw_tokens(
+    source: RoutingSource,
+    names: tuple[str, ...],
+    count: int,
+    tokens: int,
+    random: np.random.Generator,
+    by_domain: bool,
+) -> Int64:
+    """Independent tokens, each with top_k choices (1 where that is not known)."""
+    rows = tokens * (source.top_k or 1)
+    tables = [source.heat[name] / source.heat[name].sum(axis=1, keepdims=True) for name in names]
+    if not by_domain:
+        tables = [np.mean(tables, axis=0)]
+    result = np.zeros((count, len(source.layers), source.experts), dtype=np.int64)
+    for at, table in enumerate(tables):
+        mine = range(at, count, len(tables))
+        for layer, shares in enumerate(table):
+            result[at :: len(tables), layer] = random.multinomial(rows, shares, size=len(mine))
+    return result

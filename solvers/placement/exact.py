@@ -1,0 +1,236 @@
+"""Placement as an integer program: expected load of the fullest device, by CP-SAT or HiGHS.
+
+For each stage: ``x[i, c, d]`` says that item i has c copies and one of them is on device d, and
+``y[i, c]`` that it has c copies, so that its weight share / c is linear. ``z[s]`` is the fullest
+device's load in scenario s.
+
+    minimise  mean of z[s]
+    z[s] >= sum of share[s, i] / c x[i, c, d]     for each s, d
+    z[s] >= the scenario's own bound
+    sum over c of y[i, c] = 1,  sum over d of x[i, c, d] = c y[i, c],  x[i, c, d] <= y[i, c]
+    copies on a device <= its room,  all copies <= items + replicas
+
+All numbers are integers: shares in millionths, rounded down, so that the bound holds for the true
+ones. Both engines start from what local search found and can only improve it. A stage beyond
+``MOST_TERMS`` terms is left to the search: its bound is then that of ``solvers.placement.bounds``.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from solvers.cpsat import solve_model
+from solvers.exact import Solved
+from solvers.milp import solve_with_highs
+from solvers.outcome import Stop
+from solvers.placement.bounds import scenario_bounds
+from solvers.placement.problem import Bools, Floats, Int64, Placement, PlacementProblem, fullest
+from solvers.placement.rules import RULES
+from solvers.placement.search import search
+from solvers.registry import Limits
+from solvers.sets_model import Row, SetsModel
+
+__all__ = ["ENGINES", "MOST_TERMS", "Placed", "StageModel", "solve_exactly"]
+
+MOST_TERMS = 100_000
+"""Terms of a stage's model that gets anywhere in its share of the time."""
+_UNIT = 1_000_000
+_LEAST_SCENARIOS = 16
+"""With fewer, no half is left to judge by."""
+
+ENGINES: dict[str, Callable[[SetsModel, Limits], Solved | None]] = {
+    "cpsat": solve_model,
+    "milp": solve_with_highs,
+}
+"""Name -> what solves a stage's model."""
+
+
+class StageModel:
+    """One stage's integer program, in the form that the engines read (as ``SetsModel``).
+
+    Parameters
+    ----------
+    share
+        [scenarios, items]; scenarios without load left out.
+    floor
+        [scenarios]: what no placement is below.
+    room
+        [devices].
+    replicas
+        Copies beyond one for each item.
+    held
+        [items, devices]: the placement to start from.
+    """
+
+    def __init__(
+        self, share: Floats, floor: Floats, room: Int64, replicas: int, held: Bools
+    ) -> None:
+        self.scenarios, self.items = len(share), int(share.shape[1])
+        self.devices = len(room)
+        self.most = min(self.devices, 1 + replicas)
+        self.binaries = self.items * self.most * (self.devices + 1)
+        self.rows: list[Row] = []
+        self.held = held
+        base: Int64 = np.floor(floor * _UNIT).astype(np.int64)
+        self.upper = [1] * self.binaries + [_UNIT - int(low) for low in base]
+        self.cost = {self.binaries + index: 1 for index in range(self.scenarios)}
+        self.offset = int(base.sum())
+        items, counts, devices = range(self.items), range(self.most), range(self.devices)
+        for item in items:
+            chosen = [self._y(item, count) for count in counts]
+            self._equal(chosen, [1] * self.most, 1)
+            for count in counts:
+                there = [self._x(item, count, device) for device in devices]
+                self._equal([*there, chosen[count]], [1] * self.devices + [-count - 1], 0)
+                self.rows += [Row((chosen[count], at), (1, -1), 0) for at in there]
+        scaled = np.floor(
+            share[:, :, None] * _UNIT / np.arange(1, self.most + 1)[None, None, :]
+        ).astype(np.int64)
+        flat = scaled.reshape(self.scenarios, -1)
+        for device in devices:
+            there = [self._x(item, count, device) for item in items for count in counts]
+            self._at_least(there, [-1] * len(there), -int(room[device]))
+            for index in range(self.scenarios):
+                terms = np.flatnonzero(flat[index])
+                columns = [there[at] for at in terms.tolist()]
+                weights = (-flat[index, terms]).tolist()
+                slack = self.binaries + index
+                self._at_least([*columns, slack], [*weights, 1], -int(base[index]))
+        chosen = [self._y(item, count) for item in items for count in counts]
+        weights = [-(count + 1) for _ in items for count in counts]
+        self._at_least(chosen, weights, -(self.items + replicas))
+
+    def _x(self, item: int, count: int, device: int) -> int:
+        return (item * self.most + count) * self.devices + device
+
+    def _y(self, item: int, count: int) -> int:
+        return (self.items * self.devices + item) * self.most + count
+
+    def _equal(self, columns: list[int], coefficients: list[int], value: int) -> None:
+        self._at_least(columns, coefficients, value)
+        self._at_least(columns, [-one for one in coefficients], -value)
+
+    def _at_least(self, columns: list[int], coefficients: list[int], lower: int) -> None:
+        self.rows.append(Row(tuple(columns), tuple(coefficients), lower))
+
+    def hinted(self) -> dict[int, int]:
+        """The binaries of ``held``."""
+        values = dict.fromkeys(range(self.binaries), 0)
+        for item in range(self.items):
+            count = min(int(self.held[item].sum()), self.most) - 1
+            values[self._y(item, count)] = 1
+            for device in np.flatnonzero(self.held[item]).tolist():
+                values[self._x(item, count, device)] = 1
+        return values
+
+    def decode(self, values: dict[int, int]) -> Bools:
+        """[items, devices] of a solution."""
+        held = np.zeros((self.items, self.devices), dtype=np.bool_)
+        for item in range(self.items):
+            for count in range(self.most):
+                for device in range(self.devices):
+                    if values[self._x(item, count, device)]:
+                        held[item, device] = True
+        return held
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """A placement, a bound on ``average_max_load`` of the fitted scenarios, and why it stopped."""
+
+    placement: Placement
+    bound: float
+    stop: Stop
+
+
+def solve_exactly(problem: PlacementProblem, engine: str, limits: Limits) -> Placed:
+    """Rules, local search, then an integer program for each stage that is small enough.
+
+    Parameters
+    ----------
+    problem
+        With the scenarios that are fitted.
+    engine
+        ``cpsat`` or ``milp``.
+    limits
+        ``work`` and ``seconds`` are shared evenly by the stages.
+    """
+    deadline = time.monotonic() + limits.seconds
+    start, searched = _validated(problem, limits)
+    held = search(
+        problem,
+        [start, *(rule(problem) for rule in RULES.values())],
+        only=searched,
+        seed=limits.seed,
+        seconds=limits.seconds / 3,
+    ).held.copy()
+    scenarios, stages, items = problem.load.shape
+    asked = problem.load.sum(axis=2) > 0
+    floor = scenario_bounds(problem)
+    most = min(problem.devices, 1 + problem.replicas)
+    small = scenarios * items * most * problem.devices <= MOST_TERMS
+    bounds, optimal = np.zeros(stages), small
+    for stage in range(stages):
+        share, low = problem.share[asked[:, stage], stage], floor[asked[:, stage], stage]
+        if not len(share):
+            continue
+        bounds[stage] = low.mean()
+        left = (deadline - time.monotonic()) / (stages - stage)
+        if not small or left <= 0:
+            optimal = False
+            continue
+        model = StageModel(share, low, problem.room[stage], problem.replicas, held[stage])
+        solved = ENGINES[engine](
+            cast(SetsModel, model), Limits(limits.work / stages, left, limits.seed)
+        )
+        if solved is None:
+            optimal = False
+            continue
+        value, better = _value(share, held[stage]), model.decode(solved.values)
+        proven = (model.offset + math.floor(solved.bound)) / _UNIT / len(share)
+        bounds[stage] = max(bounds[stage], min(proven, value, _value(share, better)))
+        if searched[stage] and _value(share, better) < value:
+            held[stage] = better
+        optimal = optimal and solved.optimal
+    weights = asked.sum(axis=0)
+    bound = float((bounds * weights).sum() / max(int(weights.sum()), 1))
+    stop = Stop.OPTIMAL if optimal and bool(searched.all()) else Stop.TIME_LIMIT
+    return Placed(Placement(held), bound, stop)
+
+
+def _validated(problem: PlacementProblem, limits: Limits) -> tuple[Placement, Bools]:
+    """The best rule's placement of each stage, and the stages where searching pays.
+
+    A search fits scenarios' noise as well as what they have in common. So it is tried on one half
+    of the scenarios and used where it beats the best rule on the other half by more than the
+    standard error of the paired difference.
+    """
+    rules = [rule(problem) for rule in RULES.values()]
+    values = np.stack([fullest(problem, one).mean(axis=0) for one in rules])
+    pick = np.argmin(values, axis=0)
+    held = np.stack([rules[rule].held[stage] for stage, rule in enumerate(pick.tolist())])
+    start = Placement(held)
+    if len(problem.load) < _LEAST_SCENARIOS:
+        return start, np.ones(len(held), dtype=np.bool_)
+    half, other = problem.take(slice(0, None, 2)), problem.take(slice(1, None, 2))
+    ours = search(
+        half,
+        [rule(half) for rule in RULES.values()],
+        seed=limits.seed,
+        seconds=limits.seconds / 3,
+    )
+    gain = fullest(other, start) - fullest(other, ours)
+    error = gain.std(axis=0, ddof=1) / math.sqrt(len(gain))
+    return start, gain.mean(axis=0) > error
+
+
+def _value(share: Floats, held: Bools) -> float:
+    """Mean load of the fullest device."""
+    part = held / held.sum(axis=1, keepdims=True)
+    return float((share @ part).max(axis=1).mean())

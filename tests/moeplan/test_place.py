@@ -1,0 +1,70 @@
+"""``moeplan place`` from outside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moeplan import cli
+from planner.documents import ExpertPlacement, load_document
+
+
+@pytest.fixture
+def shares(tmp_path: Path) -> Path:
+    path = tmp_path / "shares.npz"
+    np.savez(path, a=np.random.default_rng(1).dirichlet(np.arange(1, 9), size=(40, 3)))
+    return path
+
+
+def test_a_placement_and_its_summary(
+    shares: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "placement.json"
+    arguments = ["--routing", str(shares), "--devices", "2", "--scenarios", "20", "--json"]
+    assert cli.main(["place", *arguments, "--time-limit", "3", "--out", str(out)]) == 0
+    said = json.loads(capsys.readouterr().out)
+    written = load_document(ExpertPlacement, out)
+    assert written.method == said["method"] == "cpsat"
+    assert said["held_out"]["average_max_load"] == written.held_out.average_max_load
+    assert {"max_load", "average_max_load"} <= set(said["held_out"])
+    assert 0 <= said["gap"] <= 1
+    assert said["bound"] <= said["fitted"]["average_max_load"]
+    assert [layer.layer for layer in written.layers] == [0, 1, 2]
+
+
+def test_methods_beside_each_other(shares: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["place", "--routing", str(shares), "--devices", "2", "--replicas", "2"]
+    assert cli.main([*arguments, "--method", "greedy,replicate"]) == 0
+    shown = capsys.readouterr().out
+    assert "greedy" in shown
+    assert "replicate" in shown
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--devices", "9"], "some would hold nothing"),
+        (["--devices", "2", "--method", "greedy", "--replicas", "1"], "no effect on greedy"),
+        (["--devices", "2", "--method", "greedy", "--time-limit", "3"], "--time-limit has no"),
+        (["--devices", "2", "--memory", "1GiB"], "go together"),
+        (["--devices", "2", "--inter-bandwidth", "1GB/s"], "one node"),
+        (["--devices", "3", "--nodes", "2"], "do not divide"),
+        (["--devices", "2", "--nodes", "2"], "which follow which|which experts follow which"),
+        (["--devices", "2", "--series", "x"], "--series has no effect"),
+        (["--devices", "2", "--fit-domains", "z"], "unknown"),
+        (["--devices", "2", "--scenarios", "999999999999"], "too many"),
+        (["--devices", "2", "--method", "magic"], "unknown"),
+        (["--devices", "2", "--replicas", "9"], "at most 8"),
+    ],
+)
+def test_what_is_refused(
+    shares: Path, more: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["place", "--routing", str(shares), *more]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.strip().splitlines()) == 1
+    assert any(word in captured.err for word in words.split("|"))
