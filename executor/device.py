@@ -94,8 +94,8 @@ class Device:
                 f"beyond {longest} the rotary embedding of a sequence depends on its length"
             )
         for layer in range(len(model.layers)):
-            roles = [place.role for place in source.places(Unit(layer, "dense", -1))]
-            self.adapter.check_roles(layer, roles)
+            places = source.places(Unit(layer, "dense", -1))
+            self.adapter.check_roles(layer, {place.role: STORED[place.dtype] for place in places})
         # all but the temporaries of operations lies in one mapping
         self._arena = Arena(account.peak_bytes - account.by_purpose["workspace"], self.ledger)
         dense_bytes = max(

@@ -60,10 +60,11 @@ def unit_layouts(checkpoint: Checkpoint) -> dict[str, UnitLayout]:
     ------
     UnsupportedError
         If a dense part has more tensors than the memory account allows for, or a tensor is of
-        another type than the model.
+        another type than the model (a router may be in float32, as some families compute it).
     """
+    own = _STORED.get(checkpoint.model.dtype)
     for entry in _entries(checkpoint):
-        if entry.dtype != _STORED.get(checkpoint.model.dtype):
+        if entry.dtype != own and (entry.part, entry.dtype) != ("router", "F32"):
             raise UnsupportedError(
                 f"{entry.file}: {entry.name} is of type {entry.dtype}, but the model computes in "
                 f"{checkpoint.model.dtype}; mixed types and float8 cannot be run yet"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.architectures import Architecture, LayerShape, Weight, describe
+from planner.architectures.base import Part
 from planner.documents import ModelSpec
 from planner.model_bytes import DTYPES, LayerSizes, ModelSizes, build_model
 from planner.weight_files import StoredTensor, WeightFile, read_weight_file, sampled_digest
@@ -43,6 +44,8 @@ class TensorEntry:
         Of this entry.
     offset_bytes, size_bytes
         Its place, from the start of the file.
+    part
+        What it belongs to.
     """
 
     name: str
@@ -52,6 +55,7 @@ class TensorEntry:
     shape: tuple[int, ...]
     offset_bytes: int
     size_bytes: int
+    part: Part = "outside"
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,6 +251,7 @@ class _Finder:
             tensor.shape,
             tensor.offset_bytes,
             tensor.size_bytes,
+            weight.part,
         )
 
     def layer(self, shape: LayerShape) -> tuple[Entries, tuple[Entries, ...]]:
@@ -287,6 +292,7 @@ class _Finder:
             weight.shape,
             tensor.offset_bytes + index * share + begin * row,
             (end - begin) * row,
+            weight.part,
         )
 
     def rest(self, architecture: Architecture) -> int:

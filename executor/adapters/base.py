@@ -209,13 +209,13 @@ class Adapter:
             return int(limit) if limit else None
         return None
 
-    def check_roles(self, layer: int, roles: Collection[str]) -> None:
-        """Refuse a layer whose tensors are not those of the module.
+    def check_roles(self, layer: int, roles: Mapping[str, torch.dtype]) -> None:
+        """Refuse a layer whose tensors, with the types they are stored in, are not the module's.
 
         Raises
         ------
         UnsupportedError
-            Naming the first tensor that is missing or unknown.
+            Naming the first tensor that is missing, unknown or of the wrong type.
         """
         have = set(roles)
         want = set(self._owners[layer])
@@ -223,6 +223,12 @@ class Adapter:
             missing, unknown = sorted(want - have), sorted(have - want)
             what = f"lacks {missing[0]}" if missing else f"has an unknown {unknown[0]}"
             raise self.refuse(f"layer {layer} {what}")
+        for role, dtype in roles.items():
+            if dtype != self.dtype and not self.float32_router:
+                raise self.refuse(
+                    f"layer {layer}: {role} is stored in float32, and {self.family} computes its "
+                    f"router in {self.model.dtype}"
+                )
 
     def bind(self, layer: int, tensors: Tensors) -> None:
         """Let a layer's modules compute from ``tensors``."""
