@@ -14,6 +14,9 @@ import pytest
 from typer.main import get_command
 
 from moeplan.commands import app
+from planner.objectives import OBJECTIVES
+from solvers import errors
+from solvers.registry import names
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -46,6 +49,18 @@ def test_a_command_line_of_the_pages_can_be_typed(line: str) -> None:
     assert context.args == []
 
 
+@pytest.mark.parametrize("name", [*names(), *OBJECTIVES])
+def test_every_choice_is_on_the_page_of_commands(name: str) -> None:
+    assert f"`{name}`" in (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("error", [*errors.__all__, "UsageError", "Interrupted"])
+def test_every_error_class_is_on_the_page_of_commands(error: str) -> None:
+    # MoeplanError stands for all of them and is never raised itself
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert error == "MoeplanError" or f"`{error}`" in page or f'"{error}"' in page
+
+
 def test_links_of_the_pages_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
@@ -54,7 +69,8 @@ def test_links_of_the_pages_lead_somewhere() -> None:
 
 def test_the_python_example_runs(made: SimpleNamespace, tmp_path: Path) -> None:
     (example,) = blocks(ROOT / "README.md", "python")
-    (tmp_path / "profile").symlink_to(made.profile)
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "profile").symlink_to(made.profile)
     done = subprocess.run(
         [sys.executable, "-c", example],
         cwd=tmp_path,
