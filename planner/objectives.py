@@ -9,7 +9,7 @@ from planner.documents import Workload
 from planner.scenarios import PassShape
 from solvers.errors import OptionError
 
-__all__ = ["OBJECTIVES", "Objective", "objective_named"]
+__all__ = ["OBJECTIVES", "Objective", "check_second", "objective_named"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +23,15 @@ class Objective:
     unit
         Of its value.
     measure
-        What is summed over passes: their time, compute's idle time in them, or bytes copied.
+        What is summed over passes: their time, compute's idle time in them, or bytes copied. Or
+        ``memory``: the device's peak, which is no sum.
     counts
         Which passes: ``all``, ``decode``, or only the ``first`` prefill.
     """
 
     name: str
     unit: str
-    measure: Literal["time", "idle", "bytes"]
+    measure: Literal["time", "idle", "bytes", "memory"]
     counts: Literal["all", "decode", "first"]
 
     def weight(self, shape: PassShape) -> int:
@@ -56,6 +57,7 @@ _ALL = (
     Objective("first-token", "ns", "time", "first"),
     Objective("bubble", "ns a token", "idle", "all"),
     Objective("bytes", "bytes a token", "bytes", "all"),
+    Objective("peak-memory", "bytes", "memory", "all"),
 )
 
 OBJECTIVES: tuple[str, ...] = tuple(one.name for one in _ALL)
@@ -75,3 +77,20 @@ def objective_named(name: str, workload: Workload) -> Objective:
                 raise OptionError(f"objective {name!r} needs at least 2 new tokens")
             return one
     raise OptionError(f"objective {name!r} is unknown; there are {', '.join(OBJECTIVES)}")
+
+
+def check_second(first: str, then: str | None, tolerance: float, workload: Workload) -> None:
+    """Refuse a second objective that can have no effect.
+
+    Raises
+    ------
+    OptionError
+        If it is the first one, unknown, or the tolerance is no share.
+    """
+    if then is None:
+        return
+    objective_named(then, workload)
+    if then == first:
+        raise OptionError(f"the second objective is the first one, {first}: name another")
+    if not 0 <= tolerance < 1:
+        raise OptionError(f"the tolerance is {tolerance}; give a share from 0 to less than 1")

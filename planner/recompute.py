@@ -22,7 +22,6 @@ from planner.profiles import Profile
 from planner.scenarios import Sequences, split_sequences
 from solvers.checker import Violation, check_schedule
 from solvers.errors import InputError
-from solvers.replay import measure, replay
 
 __all__ = ["check_account", "check_prediction"]
 
@@ -70,7 +69,7 @@ def check_prediction(plan: Plan, profile: Profile) -> list[Violation]:
         found = list(check_schedule(problem, schedule))
         if found:
             return found
-        value = candidate.value("judge", measure(problem, replay(problem, schedule)))
+        value = candidate.score("judge", schedule)
         bound = candidate.bound(schedule)
         again = predict(candidate.judged(), schedule)
     except InputError as error:

@@ -57,8 +57,8 @@ def _fault(row: Event, plan: Plan, model: ModelSpec | None) -> tuple[str, str] |
         items = policy.n_batches
     if not (0 <= row.item < items if items else row.item == -1):
         return "timeline_item", f"item {row.item} of {items}"
-    # a full group and a smaller last one, each prefilled and decoded
-    if row.pass_index >= 2 * plan.workload.new_tokens:
+    # a full group and a smaller last one, each prefilled and decoded; copies run a pass ahead
+    if row.pass_index >= 2 * plan.workload.new_tokens + copies:
         return "timeline_pass", f"pass {row.pass_index} of {plan.workload.new_tokens} new tokens"
     waits = row.kind.startswith("wait_")
     if (row.size_bytes > 0) != copies or (row.rows > 0) != (not copies and not waits):

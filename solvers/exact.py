@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from solvers.layout import smallest_capacity
-from solvers.outcome import Outcome, Schedule, Stop
+from solvers.outcome import Bound, Outcome, Schedule, Stop
 from solvers.polish import polish
 from solvers.problem import Problem
 from solvers.registry import Feature, Limits, Progress
@@ -77,6 +77,27 @@ def solve_exactly(
     proven = relax(problem) if problem.measure == "time" else None
     bound = proven.bound if proven is not None else None
     search = Search(problem, unit_order(problem, guided), deadline)
+    try:
+        stop = _improve(search, name, engine, limits, hint, bound, progress)
+    except KeyboardInterrupt:
+        # the best so far; who called decides whether that is the end of everything
+        stop = Stop.INTERRUPTED
+    if search.best is None:
+        raise KeyboardInterrupt
+    return Outcome(stop, search.best, bound)
+
+
+def _improve(
+    search: Search,
+    name: str,
+    engine: Callable[[SetsModel, Limits], Solved | None],
+    limits: Limits,
+    hint: Schedule | None,
+    bound: Bound | None,
+    progress: Progress | None,
+) -> Stop:
+    """Search, model and polish, into ``search.best``."""
+    problem, deadline = search.problem, search.deadline
     search.try_schedule(hint)
     search.run()
     if search.best is None:
@@ -92,7 +113,7 @@ def solve_exactly(
         for choice, stage in zip(search.best.stages, problem.stages, strict=True)
     )
     if not streams:
-        return Outcome(Stop.OPTIMAL, search.best, bound)
+        return Stop.OPTIMAL
     solved: Solved | None = None
     if search.best.eviction == "none":
         model = SetsModel(problem, search.best)
@@ -105,5 +126,4 @@ def solve_exactly(
     polish(search)
     tell()
     done = solved is not None and solved.optimal and not search.out_of_time
-    stop = Stop.OPTIMAL if done else Stop.TIME_LIMIT
-    return Outcome(stop, search.best, bound)
+    return Stop.OPTIMAL if done else Stop.TIME_LIMIT

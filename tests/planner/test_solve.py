@@ -123,6 +123,7 @@ def test_every_objective(small_profile: Any, plan: Plan, budget: int, objective:
         "first-token": made.predicted.time_to_first_token_ns,
         "bubble": (totals.bubble_inter_layer_ns + totals.bubble_intra_layer_ns) / 64,
         "bytes": totals.bytes_read / 64,
+        "peak-memory": made.memory["device"].peak_bytes,
     }[objective]
     assert made.objective == pytest.approx(expected, rel=0.02)
 

@@ -1,0 +1,272 @@
+"""The competitors: a policy each, by a solver or a strategy, with the n and b that suit it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from planner.groups import Candidate
+from planner.klotski import klotski_batches
+from planner.objectives import Objective
+from planner.profiles import Profile
+from solvers.outcome import Schedule, Stop
+from solvers.registry import Limits, Progress, load
+from solvers.sets import Search, optimistic, unit_order
+
+__all__ = [
+    "BASELINES",
+    "Entry",
+    "Patience",
+    "aimed",
+    "first_looks",
+    "run_baselines",
+    "run_solver",
+    "run_strategy",
+    "told",
+]
+
+T = TypeVar("T")
+
+BASELINES: tuple[str, ...] = (
+    "all-experts",
+    "on-demand",
+    "frequency",
+    "lru",
+    "lifo",
+    "flexgen",
+    "klotski",
+)
+"""What people use today: a searching solver's plan must beat all of them."""
+
+_TRIED = 6
+"""How many n and b, the most promising, each baseline is given."""
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One policy in the competition.
+
+    ``chosen_value`` is the objective on the choosing sequences, ``fitted_value`` on the fitted.
+    """
+
+    solver: str
+    candidate: Candidate
+    schedule: Schedule
+    stop: Stop
+    fitted_value: float
+    chosen_value: float
+    fitted_bound: float | None
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, solver: str, candidate: Candidate, schedule: Schedule, stop: Stop) -> Entry:
+        """A policy without a bound."""
+        values = candidate.score("fit", schedule), candidate.score("choose", schedule)
+        return cls(solver, candidate, schedule, stop, *values, None)
+
+
+class Patience:
+    """What Control-C does to a search: the first ends it, the second ends everything.
+
+    Parameters
+    ----------
+    enabled
+        Without it the first one ends everything, too.
+    """
+
+    def __init__(self, enabled: bool) -> None:
+        self.enabled = enabled
+        self.interrupted = False
+
+    @contextmanager
+    def once(self) -> Iterator[None]:
+        """What is inside is given up at the first Control-C."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.note()
+
+    def note(self) -> None:
+        """Control-C was pressed.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            If that ends everything.
+        """
+        if not self.enabled or self.interrupted:
+            raise KeyboardInterrupt
+        self.interrupted = True
+
+    def finish(self, work: Callable[[], T]) -> T:
+        """Work that is done even so, from the start again if the first Control-C falls into it."""
+        with self.once():
+            return work()
+        return work()
+
+
+def housed(entry: Entry, memory_bytes: int) -> Entry:
+    """The same policy within a larger budget, where it is as valid."""
+    encoding = replace(entry.candidate.encoding, memory_bytes=memory_bytes)
+    return replace(entry, candidate=replace(entry.candidate, encoding=encoding))
+
+
+def aimed(entry: Entry, goal: Objective) -> Entry:
+    """The same policy under another objective; a bound is not carried over."""
+    old = entry.candidate
+    candidate = Candidate(old.encoding, old.sequences, old.split, old.seed, goal, old.factors)
+    return replace(
+        entry,
+        candidate=candidate,
+        fitted_value=candidate.score("fit", entry.schedule),
+        chosen_value=candidate.score("choose", entry.schedule),
+        fitted_bound=None,
+    )
+
+
+def first_looks(
+    found: list[Candidate], deadline: float, patience: Patience
+) -> list[tuple[Candidate, Schedule]]:
+    """Candidates with a first schedule, the most promising first.
+
+    They are looked at in the order of what they could reach at best, until that is more than what
+    one of them has reached.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        If there is none yet.
+    """
+    reach = [one.value("fit", optimistic(one.problem("fit"))) for one in found]
+    results: list[tuple[float, int, Candidate, Schedule]] = []
+    best = float("inf")
+    for index in sorted(range(len(found)), key=lambda at: (reach[at], at)):
+        if patience.interrupted:
+            break
+        if results and (reach[index] >= best or time.monotonic() > deadline):
+            break
+        candidate = found[index]
+        with patience.once():
+            results += _look(candidate, index)
+            best = min([best, *(entry[0] for entry in results)])
+    if not results and patience.interrupted:
+        raise KeyboardInterrupt
+    results.sort(key=lambda entry: entry[:2])
+    return [(candidate, schedule) for _, _, candidate, schedule in results]
+
+
+def _look(candidate: Candidate, index: int) -> list[tuple[float, int, Candidate, Schedule]]:
+    """The first schedule of one candidate, with its value; nothing where none fits."""
+    problem = candidate.problem("fit")
+    few = problem.replace(scenarios=problem.scenarios.take_runs(1))
+    search = Search(few, unit_order(problem, None))
+    search.run_few()
+    if search.best is None:
+        return []
+    candidate.set_factors(search.best)
+    return [(candidate.score("fit", search.best), index, candidate, search.best)]
+
+
+def told(progress: Progress | None, candidate: Candidate) -> Progress | None:
+    """A progress callback whose name says which n and b is being solved."""
+    if progress is None:
+        return None
+    tell, encoding = progress, candidate.encoding
+    group = f"n x b = {encoding.n_batches} x {encoding.batch_size}"
+    return lambda name, objective, bound: tell(f"{name}, {group}", objective, bound)
+
+
+def run_solver(
+    name: str,
+    candidate: Candidate,
+    limits: Limits,
+    hint: Schedule | None = None,
+    progress: Progress | None = None,
+) -> Entry:
+    """Let a back end solve one n and b."""
+    problem = candidate.problem("fit")
+    outcome = load(name).solve(problem, limits, hint, progress)
+    if outcome.schedule is None:
+        raise AssertionError(f"{name} found nothing where a schedule exists: {outcome}")
+    bound = outcome.bound
+    return Entry(
+        name,
+        candidate,
+        outcome.schedule,
+        outcome.stop,
+        candidate.score("fit", outcome.schedule),
+        candidate.score("choose", outcome.schedule),
+        None if bound is None else candidate.value("fit", bound.value_ns),
+        outcome.notes,
+    )
+
+
+def run_strategy(
+    name: str,
+    profile: Profile,
+    found: list[Candidate],
+    ranked: list[tuple[Candidate, Schedule]],
+    seed: int,
+) -> Entry:
+    """A strategy with the n and b that suit it best on the fitted sequences, of the promising ones.
+
+    Klotski chooses its n itself; where that does not fit, n is cut to the largest that does.
+    """
+    notes: dict[int, str] = {}
+    promising = [id(candidate) for candidate, _ in ranked[:_TRIED]]
+    allowed = [index for index, one in enumerate(found) if id(one) in promising]
+    if name == "klotski":
+        allowed = []
+        for batch in sorted({one.encoding.batch_size for one in found}):
+            fitting = [i for i, one in enumerate(found) if one.encoding.batch_size == batch]
+            wanted = klotski_batches(profile, found[0].encoding.workload, batch)
+            small = [i for i in fitting if wanted and found[i].encoding.n_batches <= wanted]
+            pick = max(small or fitting, key=lambda i: found[i].encoding.n_batches)
+            if wanted is None:
+                notes[pick] = f"no n up to all requests hides the copies of batches of {batch}"
+            elif found[pick].encoding.n_batches != wanted:
+                cut = found[pick].encoding.n_batches
+                notes[pick] = f"its inequalities ask for n = {wanted}; n = {cut} is what fits"
+            allowed.append(pick)
+    best: tuple[float, int, Schedule, tuple[str, ...]] | None = None
+    limits = Limits(seed=seed)
+    for index in allowed:
+        problem = found[index].problem("fit")
+        outcome = load(name).solve(problem, limits)
+        if outcome.schedule is None:
+            continue
+        value = found[index].score("fit", outcome.schedule)
+        said = outcome.notes + ((notes[index],) if index in notes else ())
+        if best is None or value < best[0]:
+            best = (value, index, outcome.schedule, said)
+    if best is None:
+        raise AssertionError(f"{name} found nothing where a schedule exists")
+    value, index, schedule, said = best
+    chosen = found[index].score("choose", schedule)
+    return Entry(name, found[index], schedule, Stop.RULE, value, chosen, None, said)
+
+
+def run_baselines(
+    skip: str,
+    profile: Profile,
+    found: list[Candidate],
+    ranked: list[tuple[Candidate, Schedule]],
+    seed: int,
+    patience: Patience,
+) -> list[Entry]:
+    """All baselines but ``skip``; once interrupted, with the most promising n and b alone."""
+    rivals = []
+    for name in BASELINES:
+        if name == skip:
+            continue
+
+        def work(name: str = name) -> Entry:
+            if patience.interrupted:
+                return run_strategy(name, profile, [ranked[0][0]], ranked[:1], seed)
+            return run_strategy(name, profile, found, ranked, seed)
+
+        rivals.append(patience.finish(work))
+    return rivals
