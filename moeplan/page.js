@@ -115,7 +115,8 @@ function draw() {
       const left = x(start - zero), right = x(end - zero);
       const label = index === 0 ? "prefill" : "pass " + index;
       if (right < gutter || left > width || left + ctx.measureText(label).width < free) continue;
-      ctx.fillStyle = css("--soft"); ctx.fillRect(left, top + 4, 1, HEAD + RULER - 4);
+      const line = left < named ? HEAD : 4; // not through the name
+      ctx.fillStyle = css("--soft"); ctx.fillRect(left, top + line, 1, HEAD + RULER - line);
       const px = Math.max(left + 4, free);
       if (px + ctx.measureText(label).width < Math.min(right, width)) { ctx.fillText(label, px, top + HEAD / 2); free = px + ctx.measureText(label).width + 8; }
     }
@@ -155,7 +156,8 @@ function drawLane(ctx, track, row, y, zero, x, scale, paint, waits) {
       if (group === 4) { ctx.strokeStyle = paint[4]; ctx.lineWidth = 1; ctx.strokeRect(left + 0.5, y + 0.5, Math.max(wide - 1, 0.5), tall - 1); }
       else if (wide > 4) { ctx.fillStyle = css("--card"); ctx.globalAlpha = 0.7; ctx.fillRect(left + wide - 1, y, 1, tall); ctx.globalAlpha = 1; }
       if (wide > 30 && group !== 4 && e.item[i] >= 0 && (group === 1 || group === 6 || group === 7)) {
-        ctx.fillStyle = "#fff"; ctx.fillText("e" + e.item[i], Math.max(left, gutter) + 4, y + tall / 2);
+        ctx.fillStyle = group === 6 || root.dataset.theme === "dark" ? "#1c1d21" : "#fff";
+        ctx.fillText("e" + e.item[i], Math.max(left, gutter) + 4, y + tall / 2);
       }
     } else {
       const from = left - gutter, to = from + wide;
@@ -314,7 +316,7 @@ if (heat && map) {
     const size = cell(), tall = Math.max(size, 8), row = map.rows[Math.floor(event.offsetY / tall)];
     const expert = Math.floor((event.offsetX - 40) / size);
     if (!row || expert < 0 || expert >= row.share.length) { box.style.display = "none"; return; }
-    const how = { r: "stays in memory", p: "copied before the router speaks" }[row.mark[expert]] || "copied on demand";
+    const how = { r: "stays in memory", p: "a candidate to be copied before the router speaks" }[row.mark[expert]] || "copied on demand";
     show(box, "layer " + row.layer + ", expert " + expert + "\n" + how + "\n" + row.tokens[expert] + " " + map.unit, event.offsetX, event.offsetY, heat.parentElement);
   });
   heat.addEventListener("pointerleave", () => { box.style.display = "none"; });

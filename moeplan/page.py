@@ -92,15 +92,15 @@ def build_page(
             if was_cut:
                 cut.append(name.lower())
     experts = _experts(plan, trace, model) if plan is not None else None
-    paragraphs = explain_plan(plan, model) if plan is not None else []
-    if trace is not None:
-        paragraphs += explain_trace(trace, plan, hardware)
     apart = None
     if plan is not None and trace is not None:
         apart = not_comparable(plan, trace, hardware)
-    words = "".join(f"<p>{escape(paragraph)}</p>" for paragraph in paragraphs)
-    if plan is not None and plan.notes:
-        words += f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in plan.notes)}</ul>"
+    words = ""
+    if plan is not None:
+        words += _listed("p", explain_plan(plan, model))
+        words += f"<ul>{_listed('li', plan.notes)}</ul>" if plan.notes else ""
+    if trace is not None:
+        words += _listed("p", explain_trace(trace, plan, hardware))
     heading, subtitle = _heading(plan, trace)
     data = {
         "tracks": tracks,
@@ -176,6 +176,10 @@ def _heading(plan: Plan | None, trace: Trace | None) -> tuple[str, str]:
         f"{work.requests:,} requests, {work.prompt_tokens:,} prompt and {work.new_tokens:,} new "
         f"tokens each, {plan.dtype} on {plan.device}, within {human_bytes(account.capacity_bytes)}",
     )
+
+
+def _listed(tag: str, texts: Sequence[str]) -> str:
+    return "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts)
 
 
 def _card(value: str, label: str) -> str:
@@ -334,8 +338,8 @@ def _expert_section(experts: dict[str, Any] | None) -> str:
     return (
         "<section><h2>Experts</h2>"
         '<p class="soft">A row a layer, a cell an expert: the warmer, the more tokens it served '
-        "in the passes shown. Framed: stays in memory. Corner: copied before the router has "
-        "spoken. The others are copied on demand.</p>"
+        "in the passes shown. Framed: stays in memory. Corner: a candidate to be copied before "
+        "the router has spoken. The others are copied on demand.</p>"
         '<div class="stage"><canvas id="heat" role="img" aria-label="Experts by layer"></canvas>'
         '<div class="tip" id="heattip"></div></div></section>'
     )

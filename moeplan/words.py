@@ -272,14 +272,14 @@ def memory_bars(by_purpose: Mapping[str, int], capacity_bytes: int, width: int =
 
 
 def expert_map(plan: Plan, model: ModelSpec) -> Text:
-    """One row a layer, one sign an expert: █ stays, ▒ copied ahead, · on demand."""
+    """One row a layer, one sign an expert: █ stays, ▒ candidate to be copied ahead, · on demand."""
     text = Text()
     for index, line in enumerate(_map_lines(plan, model)):
         text.append(f"{index:>4}  ", "dim")
         for sign in line:
             text.append(sign, {"█": "cyan", "▒": "yellow"}.get(sign, "dim"))
         text.append("\n")
-    text.append("      █ stays  ▒ copied ahead  · on demand", "dim")
+    text.append("      █ stays  ▒ candidate to be copied ahead  · on demand", "dim")
     return text
 
 
