@@ -210,19 +210,16 @@ class Operations:
             start = state.starts[index]
             state.normed[start : start + count] = rows[index - first, :count]
 
-    def router(self, layer: int) -> list[int]:
-        """Choose experts for all tokens of the group; returns each expert's tokens.
+    def shared_expert(self, layer: int) -> None:
+        """Begin the tokens' sums with what they pass beside the experts that they choose."""
+        self._feed_forward(self._adapter.shared_experts(layer))
 
-        Shared experts are computed here as well: they lie in the dense part, which goes when the
-        router has spoken.
-        """
+    def router(self, layer: int) -> list[int]:
+        """Choose experts for all tokens of the group; returns each expert's tokens."""
         state = self._state
         normed = state.normed
-        shared = self._adapter.shared_experts(layer)
-        if shared is None:
+        if not self._model.layers[layer].shared_expert_bytes:
             state.sums.zero_()
-        else:
-            self._feed_forward(shared)
         scores, experts = [], []
         for first in range(0, state.tokens, ROUTER_TILE_ROWS):
             weights, chosen = self._adapter.route(layer, normed[first : first + ROUTER_TILE_ROWS])

@@ -89,6 +89,9 @@ class Runtime:
             transfers.release_dense(layer)
             record("dense_mlp", pass_index, layer, -1, state.tokens)
             return
+        if self._model.layers[layer].shared_expert_bytes:
+            operations.shared_expert(layer)
+            record("shared_expert", pass_index, layer, -1, state.tokens)
         counts = operations.router(layer)
         active = sorted(
             (expert for expert, count in enumerate(counts) if count),

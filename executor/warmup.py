@@ -54,6 +54,8 @@ def _layer(device: Device, layer: int) -> None:
     if not device.source.model.layers[layer].experts:
         operations.dense_mlp(layer)
         return
+    if device.source.model.layers[layer].shared_expert_bytes:
+        operations.shared_expert(layer)
     operations.router(layer)
     operations.combine()
 

@@ -226,7 +226,7 @@ class Encoding:
             rows = size * (shape.context if shape.phase == "prefill" else 1)
             duration = math.ceil(surface(size, shape.context) * self._slowed("attention", factor))
             steps.append(("attention", batch, rows, duration))
-        wanted = [("router", spec.experts), ("shared_expert", spec.shared_expert_bytes)]
+        wanted = [("shared_expert", spec.shared_expert_bytes), ("router", spec.experts)]
         for kind, present in (*wanted, ("dense_mlp", spec.mlp_bytes)):
             if present:
                 steps.append((kind, -1, tokens, self._time(kind, tokens, factor)))

@@ -313,10 +313,9 @@ class Adapter:
         """The feed-forward of a layer without experts."""
         return _feed_forward(getattr(self._layers[layer], self.block))
 
-    def shared_experts(self, layer: int) -> FeedForward | None:
-        """What every token passes beside the experts that it chose, or None."""
-        module = getattr(getattr(self._layers[layer], self.block), self.shared, None)
-        return None if module is None else _feed_forward(module)
+    def shared_experts(self, layer: int) -> FeedForward:
+        """What every token passes beside the experts that it chose, in a layer that has them."""
+        return _feed_forward(getattr(getattr(self._layers[layer], self.block), self.shared))
 
     def final_norm(self, rows: torch.Tensor) -> torch.Tensor:
         """Norm before the head."""

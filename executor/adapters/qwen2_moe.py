@@ -16,9 +16,10 @@ class Qwen2MoeAdapter(Adapter):
     prefix: ClassVar[str] = "Qwen2Moe"
     shared: ClassVar[str] = "shared_expert"
 
-    def shared_experts(self, layer: int) -> FeedForward | None:
+    def shared_experts(self, layer: int) -> FeedForward:
         """The shared expert and its switch."""
-        expert = super().shared_experts(layer)
-        if expert is None:
-            return None
-        return expert._replace(switch=self._layers[layer].mlp.shared_expert_gate.weight)
+        return (
+            super()
+            .shared_experts(layer)
+            ._replace(switch=self._layers[layer].mlp.shared_expert_gate.weight)
+        )
