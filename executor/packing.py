@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import mmap
 import os
 import re
 import shutil
@@ -26,6 +25,7 @@ from executor.store import (
     load_index,
     place_units,
 )
+from executor.verified import Verified, digest, ensure_verified, remember, verify_units
 from planner.checkpoint import Checkpoint, read_checkpoint
 from planner.documents import canonical_json, write_document
 from planner.memory import aligned
@@ -74,7 +74,7 @@ def pack(
     Raises
     ------
     CheckpointError
-        If the checkpoint is damaged, or the folder holds something else.
+        If the checkpoint or a store that is there is damaged, or the folder holds something else.
     StaleError
         If the folder holds a store of another checkpoint.
     RunError
@@ -85,6 +85,7 @@ def pack(
     fingerprint = source.model.fingerprint
     if (store / INDEX_FILE).exists():
         index = load_index(store, layouts, fingerprint)
+        ensure_verified(store, index)
         return StoreSummary(
             store, index.fingerprint, fingerprint, index.data_bytes, len(layouts), len(layouts)
         )
@@ -157,7 +158,10 @@ class _Packing:
             finally:
                 os.close(data)
             index = self._index(sums)
+            state = Verified.of(self._store, index)
             write_document(index, self._store / INDEX_FILE)
+            if not reused:  # what lay there while nobody looked is read by the next command
+                remember(self._store, state)
             with suppress(FileNotFoundError):
                 os.unlink(self._store / JOURNAL_FILE)
         return StoreSummary(
@@ -231,7 +235,7 @@ class _Packing:
         os_file = DirectFile(self._store / DATA_FILE)
         try:
             for unit, expected in zip(batch, sums, strict=True):
-                if _digest(os_file, self._offsets[unit.name], unit.size_bytes) != expected:
+                if digest(os_file, self._offsets[unit.name], unit.size_bytes) != expected:
                     raise RunError(
                         f"{self._store / DATA_FILE}: {unit.name} reads back other bytes than "
                         "were written; the disk is at fault"
@@ -277,34 +281,10 @@ def verify_store(
     """
     source = read_checkpoint(checkpoint)
     index = load_index(store, unit_layouts(source), source.model.fingerprint)
-    file = DirectFile(store / index.data_file)
-    try:
-        for unit in index.units:
-            if _digest(file, unit.offset_bytes, unit.size_bytes) != unit.checksum:
-                raise CheckpointError(
-                    f"{file.path}: {unit.name} does not match its checksum; "
-                    "pack the checkpoint again into a new folder"
-                )
-            if progress is not None:
-                progress(unit.offset_bytes + aligned(unit.size_bytes), index.data_bytes)
-    finally:
-        file.close()
+    state = Verified.of(store, index)
+    verify_units(store, index, progress)
+    remember(store, state)
     return index
-
-
-def _digest(file: DirectFile, offset: int, size_bytes: int) -> str:
-    """Checksum of bytes on the disk, read past the page cache."""
-    digest = hashlib.blake2b(digest_size=16)
-    with mmap.mmap(-1, _SLICE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as buffer:
-        memory = memoryview(buffer)
-        done = 0
-        while done < size_bytes:
-            part = min(size_bytes - done, _SLICE_BYTES)
-            file.read(memory[: aligned(part)], offset + done, part)
-            digest.update(memory[:part])
-            done += part
-        memory.release()
-    return digest.hexdigest()
 
 
 def _write_whole(descriptor: int, data: bytes, offset: int | None = None) -> int:

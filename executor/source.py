@@ -18,6 +18,7 @@ from executor.layout import (
 )
 from executor.store import StoreIndex, checksum, load_index
 from executor.units import Unit
+from executor.verified import ensure_verified
 from planner.checkpoint import Checkpoint, read_checkpoint
 from planner.documents import ModelSpec
 from solvers.errors import CheckpointError
@@ -183,5 +184,8 @@ def open_weights(
     """
     source = read_checkpoint(checkpoint)
     layouts = unit_layouts(source)
-    index = None if store is None else load_index(store, layouts, source.model.fingerprint)
+    index = None
+    if store is not None:
+        index = load_index(store, layouts, source.model.fingerprint)
+        ensure_verified(store, index)
     return WeightSource(source, layouts, store, index, read_into)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
+import shutil
 import signal
 import subprocess
 import sys
@@ -127,7 +128,10 @@ def test_killed_pack_goes_on(checkpoint: Path, packed: Path, tmp_path: Path, syn
     assert calls[-1][0] == calls[-1][1] == summary.size_bytes
     assert digest(store / "weights.bin") == digest(packed / "weights.bin")
     assert digest(store / "store.json") == digest(packed / "store.json")
-    assert {path.name for path in store.iterdir()} == {"weights.bin", "store.json"}
+    names = {path.name for path in store.iterdir()}
+    # what an earlier process left is not taken on trust: the next reader verifies it
+    assert names - {"verified.json"} == {"weights.bin", "store.json"}
+    assert ("verified.json" in names) == (summary.reused_units == 0)
 
 
 def test_journal_cut_short(checkpoint: Path, packed: Path, tmp_path: Path) -> None:
@@ -180,6 +184,23 @@ def test_two_packs_at_once(checkpoint: Path, tmp_path: Path) -> None:
             pack(checkpoint, store)
 
 
+def test_a_store_is_verified_once_for_each_state_of_its_file(
+    checkpoint: Path, packed: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = tmp_path / "copy"
+    shutil.copytree(packed, store)
+    for said in (1, 0):
+        caplog.clear()
+        open_weights(checkpoint, store).close()
+        assert caplog.text.count("copied or changed") == said
+    (store / "weights.bin").touch()
+    (store / "verified.json").write_text("{")
+    open_weights(checkpoint, store).close()
+    assert "was not verified yet" in caplog.text
+    open_weights(checkpoint, store).close()
+    assert len(caplog.records) == 1
+
+
 def test_damaged_stores(checkpoint: Path, packed: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     pack(checkpoint, store)
@@ -190,8 +211,9 @@ def test_damaged_stores(checkpoint: Path, packed: Path, tmp_path: Path) -> None:
         byte = file.read(1)[0]
         file.seek(unit.offset_bytes + 100)
         file.write(bytes([byte ^ 1]))
-    with pytest.raises(CheckpointError, match=r"expert\.3\.5 does not match its checksum"):
-        verify_store(checkpoint, store)
+    for read in (verify_store, open_weights, pack):
+        with pytest.raises(CheckpointError, match=r"expert\.3\.5 does not match its checksum"):
+            read(checkpoint, store)
     with open(store / "weights.bin", "r+b") as file:
         file.truncate(index.data_bytes - 4096)
     with pytest.raises(CheckpointError, match="bytes, not"):

@@ -1,0 +1,114 @@
+"""A store's bytes are held against their checksums once, and again after any change of the file.
+
+``verified.json`` beside the data says in which state the file was read and found right: its size
+and the times of its last changes. A copied, restored or damaged file has others, and is read whole
+once more; so a run pays for checksums only where something has happened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import mmap
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from executor.direct import DirectFile
+from executor.store import StoreIndex
+from planner.documents import Document, load_document, write_document
+from planner.documents.base import Bytes, Hash, Nanoseconds
+from planner.memory import aligned
+from solvers.errors import CheckpointError, DocumentError
+
+__all__ = ["VERIFIED_FILE", "Verified", "digest", "ensure_verified", "remember", "verify_units"]
+
+_log = logging.getLogger(__name__)
+
+VERIFIED_FILE = "verified.json"
+_SLICE_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class Verified(Document):
+    """The state of a store's data file in which it was right."""
+
+    kind: ClassVar[str] = "verified"
+
+    store_fingerprint: Hash
+    size_bytes: Bytes
+    modified_ns: Nanoseconds
+    changed_ns: Nanoseconds
+
+    @classmethod
+    def of(cls, store: Path, index: StoreIndex) -> Verified:
+        """The state now."""
+        state = (store / index.data_file).stat()
+        return cls(index.fingerprint, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+
+
+def ensure_verified(store: Path, index: StoreIndex) -> None:
+    """Read a store whole if its data was not verified in the state in which it is.
+
+    Raises
+    ------
+    CheckpointError
+        Naming the first unit that differs.
+    """
+    state = Verified.of(store, index)
+    try:
+        if load_document(Verified, store / VERIFIED_FILE) == state:
+            return
+        _log.warning("moeplan: %s was copied or changed: all of it is verified again", store)
+    except DocumentError:
+        _log.warning("moeplan: %s was not verified yet: all of it is read once", store)
+    verify_units(store, index)
+    remember(store, state)
+
+
+def remember(store: Path, state: Verified) -> None:
+    """Write down that the store was right in this state, where its folder can be written to."""
+    try:
+        write_document(state, store / VERIFIED_FILE)
+    except DocumentError as error:
+        _log.warning("moeplan: %s; the store will be verified again by the next command", error)
+
+
+def verify_units(
+    store: Path, index: StoreIndex, progress: Callable[[int, int], None] | None = None
+) -> None:
+    """Hold every unit against its checksum.
+
+    Raises
+    ------
+    CheckpointError
+        Naming the first unit that differs.
+    """
+    file = DirectFile(store / index.data_file)
+    try:
+        for unit in index.units:
+            if digest(file, unit.offset_bytes, unit.size_bytes) != unit.checksum:
+                raise CheckpointError(
+                    f"{file.path}: {unit.name} does not match its checksum; "
+                    "pack the checkpoint again into a new folder"
+                )
+            if progress is not None:
+                progress(unit.offset_bytes + aligned(unit.size_bytes), index.data_bytes)
+    finally:
+        file.close()
+
+
+def digest(file: DirectFile, offset: int, size_bytes: int) -> str:
+    """Checksum of bytes on the disk, read past the page cache."""
+    digest = hashlib.blake2b(digest_size=16)
+    with mmap.mmap(-1, _SLICE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as buffer:
+        memory = memoryview(buffer)
+        done = 0
+        while done < size_bytes:
+            part = min(size_bytes - done, _SLICE_BYTES)
+            file.read(memory[: aligned(part)], offset + done, part)
+            digest.update(memory[:part])
+            done += part
+        memory.release()
+    return digest.hexdigest()
