@@ -1,4 +1,4 @@
-"""Solvers against objectives: the same workload, planned with each."""
+"""Solvers against objectives: the same workload, planned with each, and the clairvoyant bound."""
 
 from __future__ import annotations
 
@@ -6,10 +6,19 @@ import time
 from dataclasses import dataclass
 
 from planner.documents import Plan, Workload
+from planner.groups import candidates
+from planner.objectives import objective_named
 from planner.profiles import Profile
+from planner.recompute import candidate_of
+from planner.scenarios import Sequences, split_sequences
 from planner.solve import OBJECTIVES, SOLVERS, make_plan
+from solvers.registry import BOUNDS, Feature, Limits, load
+from solvers.relaxation import relax
 
-__all__ = ["ComparisonRow", "compare"]
+__all__ = ["COMPARED", "BoundRow", "ComparisonRow", "compare", "compare_bound"]
+
+COMPARED: tuple[str, ...] = (*SOLVERS, *BOUNDS)
+"""What can be compared: solvers, and bounds that are no candidates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +29,9 @@ class ComparisonRow:
     ----------
     objective_value, bound, gap
         On held-out sequences, in the objective's unit; see ``Plan``.
+    price_of_information
+        ``plan`` minus ``clairvoyant`` bound for the plan's n and b: the most that a predictor could
+        earn; None where the plan's bound is of another class.
     winner
         Whose plan it is: the solver's own, or a baseline that was better.
     peak_bytes
@@ -33,6 +45,7 @@ class ComparisonRow:
     objective_value: float
     bound: float | None
     gap: float | None
+    price_of_information: float | None
     winner: str
     stop: str
     tokens_per_second: float
@@ -41,6 +54,22 @@ class ComparisonRow:
     peak_bytes: int
     solve_seconds: float
     plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class BoundRow:
+    """What no plan can beat under one objective, with any n and b that is looked at.
+
+    ``value`` is in the objective's unit, on held-out sequences; None where the objective is none
+    that the bound speaks of. ``n_batches`` and ``batch_size`` are those that it is lowest for.
+    """
+
+    solver: str
+    objective: str
+    value: float | None
+    n_batches: int | None
+    batch_size: int | None
+    solve_seconds: float
 
 
 def compare(
@@ -52,8 +81,19 @@ def compare(
     objectives: tuple[str, ...] = OBJECTIVES[:1],
     time_limit_seconds: float = 10.0,
     seed: int = 0,
+    then: str | None = None,
+    tolerance: float = 0.01,
 ) -> list[ComparisonRow]:
     """Plan with every solver for every objective.
+
+    Parameters
+    ----------
+    profile, workload, memory_bytes, time_limit_seconds, seed
+        As for ``make_plan``.
+    solvers, objectives
+        Each with each.
+    then, tolerance
+        A second objective, for solvers that search.
 
     Raises
     ------
@@ -64,6 +104,7 @@ def compare(
     for objective in objectives:
         for solver in solvers:
             started = time.monotonic()
+            searches = Feature.BOUND in load(solver).features
             plan = make_plan(
                 profile,
                 workload,
@@ -72,7 +113,10 @@ def compare(
                 objective=objective,
                 time_limit_seconds=time_limit_seconds,
                 seed=seed,
+                then=then if searches else None,
+                tolerance=tolerance,
             )
+            spent = time.monotonic() - started
             rows.append(
                 ComparisonRow(
                     solver=solver,
@@ -80,14 +124,59 @@ def compare(
                     objective_value=plan.objective,
                     bound=plan.bound,
                     gap=plan.gap,
+                    price_of_information=_price(plan, profile),
                     winner=plan.solver,
                     stop=plan.stop,
                     tokens_per_second=plan.predicted.tokens_per_second.value,
                     n_batches=plan.policy.n_batches,
                     batch_size=plan.policy.batch_size,
                     peak_bytes=plan.memory["device"].peak_bytes,
-                    solve_seconds=time.monotonic() - started,
+                    solve_seconds=spent,
                     plan=plan,
                 )
             )
     return rows
+
+
+def compare_bound(
+    profile: Profile,
+    workload: Workload,
+    *,
+    memory_bytes: int,
+    solver: str = "belady",
+    objective: str = OBJECTIVES[0],
+    seed: int = 0,
+) -> BoundRow:
+    """The bound of a back end that makes no schedules, over all n and b.
+
+    Copies and computation are timed as if they did not slow each other, so that it holds however
+    much they overlap.
+    """
+    started = time.monotonic()
+    goal = objective_named(objective, workload)
+    sequences = Sequences.of(profile.arrays, profile.routing.experts)
+    split = split_sequences(sequences.count, seed)
+    best: tuple[float, int, int] | None = None
+    if goal.measure != "memory":
+        for one in candidates(profile, workload, memory_bytes, sequences, split, seed, goal):
+            bound = load(solver).solve(one.problem("judge"), Limits(seed=seed)).bound
+            if bound is None:
+                continue
+            shape = one.encoding.n_batches, one.encoding.batch_size
+            value = one.value("judge", bound.value_ns)
+            best = (value, *shape) if best is None else min(best, (value, *shape))
+    value_or_none, n, b = best if best is not None else (None, None, None)
+    return BoundRow(solver, objective, value_or_none, n, b, time.monotonic() - started)
+
+
+def _price(plan: Plan, profile: Profile) -> float | None:
+    """See ``ComparisonRow.price_of_information``."""
+    if plan.bound is None or plan.bound_class != "plan":
+        return None
+    candidate = candidate_of(plan, profile)
+    if candidate.objective.measure != "time":
+        return None
+    relaxed = relax(candidate.problem("judge"))
+    if relaxed is None or relaxed.bound.policies != "clairvoyant":
+        return None
+    return max(plan.bound - candidate.value("judge", relaxed.bound.value_ns), 0.0)

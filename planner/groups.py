@@ -21,7 +21,16 @@ from solvers.problem import Problem, Scenarios
 from solvers.relaxation import relax
 from solvers.replay import measure, replay
 
-__all__ = ["Candidate", "candidates", "smallest_account", "smallest_budget_bytes"]
+__all__ = [
+    "CHUNK_BYTES",
+    "Candidate",
+    "batch_sizes",
+    "candidates",
+    "group_sizes",
+    "needed_bytes",
+    "smallest_account",
+    "smallest_budget_bytes",
+]
 
 SetName = Literal["fit", "choose", "judge"]
 
@@ -257,6 +266,11 @@ def smallest_capacity_of(encoding: Encoding) -> int:
     return smallest_capacity(stages, encoding.slot_bytes)
 
 
+def needed_bytes(encoding: Encoding) -> int:
+    """The smallest device budget with which an n and b works."""
+    return encoding.fixed_bytes + smallest_capacity_of(encoding)
+
+
 def smallest_budget_bytes(profile: Profile, workload: Workload) -> int:
     """The smallest device budget with which any n and b works: one sequence at a time."""
     return smallest_account(profile, workload)[0]
@@ -267,7 +281,7 @@ def smallest_account(profile: Profile, workload: Workload) -> tuple[int, dict[st
     accounts = []
     for chunk in CHUNK_BYTES:
         encoding = Encoding(profile, workload, 1, 1, 0, chunk)
-        total = encoding.fixed_bytes + smallest_capacity_of(encoding)
+        total = needed_bytes(encoding)
         empty = Schedule((StageChoice(),) * (len(profile.model.layers) + 1), 0, 0, 0)
         purposes = account_device(
             profile.model, encoding.policy(empty), workload, encoding.dtype_bytes, 0

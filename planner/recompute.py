@@ -23,7 +23,7 @@ from planner.scenarios import Sequences, split_sequences
 from solvers.checker import Violation, check_schedule
 from solvers.errors import InputError
 
-__all__ = ["check_account", "check_prediction"]
+__all__ = ["candidate_of", "check_account", "check_prediction"]
 
 
 def check_account(plan: Plan, model: ModelSpec) -> list[Violation]:
@@ -63,7 +63,7 @@ def check_prediction(plan: Plan, profile: Profile) -> list[Violation]:
             message = f"{value} times as long, {most} were measured at most"
             return [Violation("slowdown", f"predicted.slowdown.{name}", message)]
     try:
-        candidate = _candidate(plan, profile)
+        candidate = candidate_of(plan, profile)
         schedule = schedule_of(plan.policy)
         problem = candidate.problem("judge")
         found = list(check_schedule(problem, schedule))
@@ -88,7 +88,7 @@ def check_prediction(plan: Plan, profile: Profile) -> list[Violation]:
     ]
 
 
-def _candidate(plan: Plan, profile: Profile) -> Candidate:
+def candidate_of(plan: Plan, profile: Profile) -> Candidate:
     """The n and b of a plan, as they were while solving."""
     policy, workload = plan.policy, plan.workload
     sequences = Sequences.of(profile.arrays, profile.routing.experts)

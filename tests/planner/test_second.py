@@ -1,4 +1,4 @@
-"""A second objective, the least memory, a search that is interrupted, and budgets that cannot work."""
+"""A second objective, the least memory, an interrupted search, and budgets that cannot work."""
 
 from __future__ import annotations
 

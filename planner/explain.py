@@ -1,0 +1,321 @@
+"""Why a plan is as it is, in numbers: its n, its residents, what binds, and what more would buy.
+
+Everything is computed from the plan and its profile: group sizes beside its own are solved by
+themselves, prices come from the relaxation, and each is held against a new plan with a tenth more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from planner.documents import Hardware, Plan
+from planner.encode import schedule_of
+from planner.groups import Candidate, group_sizes
+from planner.profiles import Profile
+from planner.recompute import candidate_of
+from planner.solve import make_plan
+from planner.sweep import GroupPoint, by_group
+from solvers.layout import START
+from solvers.outcome import Schedule
+from solvers.problem import Problem
+from solvers.relaxation import relax
+from solvers.replay import replay
+from solvers.sets import demand_share
+
+__all__ = ["Explanation", "Prefetching", "Price", "Unit", "explain"]
+
+MORE = 0.1
+"""The share by which memory and bandwidth are raised for a second plan."""
+
+Told = Callable[[int, int, str], None]
+
+
+class Unit(NamedTuple):
+    """A unit and what it is worth as a resident.
+
+    ``kind`` is ``dense``, ``expert`` or ``head``; ``share`` how many passes need it;
+    ``saved_ns_per_byte`` the copy time that one byte of it saves in a mean pass.
+    """
+
+    kind: Literal["dense", "expert", "head"]
+    layer: int
+    item: int
+    share: float
+    size_bytes: int
+    saved_ns_per_byte: float
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What more of something buys, in the objective's unit (on held-out sequences).
+
+    Attributes
+    ----------
+    added
+        How much more: bytes, or bytes a second.
+    bound_before, bound_after
+        The relaxation's optimum without and with it.
+    replanned
+        The objective of a new plan with it.
+    slope
+        The relaxation's shadow price: objective saved for each byte; None for bandwidth, which is
+        no row of the program.
+    """
+
+    added: float
+    bound_before: float
+    bound_after: float
+    replanned: float
+    slope: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetching:
+    """What copying before the router has spoken earns: the objective with it and without."""
+
+    experts: int
+    objective: float
+    without: float
+    wasted_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """See the module.
+
+    Attributes
+    ----------
+    groups
+        The plan's group size and those beside it, ascending.
+    last_kept, first_left_out
+        The resident that is worth least, and the unit that is worth most of those that are copied,
+        by expected copy time saved for each byte; None where there is none.
+    residents, units
+        How many stay, of how many.
+    compute_busy, channel_busy
+        Shares of the time.
+    binds
+        The busier of the two; ``latency`` where neither is busy nearly all of the time: each waits
+        for the other.
+    memory
+        Purpose -> bytes, the largest first.
+    spare_bytes
+        Of the budget, what is not used.
+    memory_price, bandwidth_price
+        None where the objective is no time.
+    prefetching
+        None where nothing is copied ahead, or the objective is no time.
+    """
+
+    groups: tuple[GroupPoint, ...]
+    last_kept: Unit | None
+    first_left_out: Unit | None
+    residents: int
+    units: int
+    compute_busy: float
+    channel_busy: float
+    binds: Literal["compute", "copies", "latency"]
+    memory: dict[str, int]
+    spare_bytes: int
+    memory_price: Price | None
+    bandwidth_price: Price | None
+    prefetching: Prefetching | None
+
+
+def explain(
+    plan: Plan,
+    profile: Profile,
+    *,
+    time_limit_seconds: float = 10.0,
+    progress: Told = lambda done, total, what: None,
+) -> Explanation:
+    """Explain a plan that passes the checker.
+
+    Parameters
+    ----------
+    plan, profile
+        The plan, and what it was made from.
+    time_limit_seconds
+        For each new plan; groups get a tenth of it each.
+    progress
+        Called with what is done, of how much, and what it is.
+    """
+    candidate, schedule = candidate_of(plan, profile), schedule_of(plan.policy)
+    problem = candidate.problem("judge")
+    group = candidate.encoding.group
+    sizes = sorted({*group_sizes(plan.workload.requests), group})
+    at = sizes.index(group)
+    progress(0, 5, "group sizes")
+    groups = by_group(
+        profile,
+        plan.workload,
+        memory_bytes=plan.memory["device"].capacity_bytes,
+        objective=plan.objective_name,
+        seconds_each=time_limit_seconds / 10,
+        seed=plan.seed,
+        only=sizes[max(at - 1, 0) : at + 2],
+    )
+    kept, left = _by_worth(candidate, schedule)
+    timed = candidate.objective.measure == "time"
+    progress(1, 5, "what binds")
+    busy = _busy(candidate, schedule)
+    account = plan.memory["device"]
+    memory = dict(sorted(account.by_purpose.items(), key=lambda item: (-item[1], item[0])))
+    memory_price = bandwidth_price = prefetching = None
+    if timed:
+        progress(2, 5, "more memory")
+        memory_price = _memory_price(plan, profile, candidate, time_limit_seconds)
+        progress(3, 5, "more bandwidth")
+        bandwidth_price = _bandwidth_price(plan, profile, candidate, time_limit_seconds)
+        progress(4, 5, "prefetching")
+        prefetching = _prefetching(plan, candidate, problem, schedule)
+    return Explanation(
+        tuple(groups),
+        min(kept, key=lambda unit: unit.saved_ns_per_byte, default=None),
+        max(left, key=lambda unit: unit.saved_ns_per_byte, default=None),
+        len(kept),
+        len(kept) + len(left),
+        *busy,
+        _binding(*busy),
+        memory,
+        account.capacity_bytes - account.peak_bytes,
+        memory_price,
+        bandwidth_price,
+        prefetching,
+    )
+
+
+def _by_worth(candidate: Candidate, schedule: Schedule) -> tuple[list[Unit], list[Unit]]:
+    """Residents, and all other units, each with what it is worth."""
+    problem = candidate.problem("fit")
+    share = demand_share(problem)
+    head = len(problem.stages) - 1
+    kept: list[Unit] = []
+    left: list[Unit] = []
+    for index, (stage, choice) in enumerate(zip(problem.stages, schedule.stages, strict=True)):
+        named = [] if stage.start is None else [(START, stage.start, choice.start_resident, 1.0)]
+        named += [
+            (item, unit, item in choice.resident, float(share[index, item]))
+            for item, unit in enumerate(stage.items)
+        ]
+        for item, unit, stays, often in named:
+            kind: Literal["dense", "expert", "head"] = "expert"
+            kind = "dense" if item == START else "head" if index == head else kind
+            worth = often * unit.copy_ns / max(unit.held_bytes, 1)
+            one = Unit(kind, index, item, often, unit.held_bytes, worth)
+            (kept if stays else left).append(one)
+    return kept, left
+
+
+def _busy(candidate: Candidate, schedule: Schedule) -> tuple[float, float]:
+    """Shares of the time in which compute, and the copy channel, are busy."""
+    problem = candidate.problem("judge", plain=True)
+    result = replay(problem, schedule)
+    weight = problem.scenarios.weight
+    total = max(int((result.pass_ns * weight).sum()), 1)
+    compute = int((problem.scenarios.compute_ns.sum(axis=1) * weight).sum())
+    # a copy counts where it begins, so that the last of a pass may reach into the next
+    channel = int((result.busy_ns.sum(axis=1) * weight).sum())
+    return compute / total, min(channel / total, 1.0)
+
+
+def _binding(compute: float, channel: float) -> Literal["compute", "copies", "latency"]:
+    if max(compute, channel) < 0.8:
+        return "latency"
+    return "compute" if compute >= channel else "copies"
+
+
+def _bound(candidate: Candidate, problem: Problem) -> float | None:
+    relaxed = relax(problem)
+    return None if relaxed is None else candidate.value("judge", relaxed.bound.value_ns)
+
+
+def _memory_price(
+    plan: Plan, profile: Profile, candidate: Candidate, seconds: float
+) -> Price | None:
+    problem = candidate.problem("judge")
+    relaxed = relax(problem)
+    added = int(plan.memory["device"].capacity_bytes * MORE)
+    more = problem.replace(capacity_bytes=problem.capacity_bytes + added)
+    after = _bound(candidate, more)
+    if relaxed is None or after is None:
+        return None
+    again = _replan(plan, profile, plan.memory["device"].capacity_bytes + added, seconds)
+    per = candidate.value("judge", 1 << 40) / (1 << 40)
+    before = candidate.value("judge", relaxed.bound.value_ns)
+    return Price(added, before, after, again.objective, relaxed.saved_ns_per_byte * per)
+
+
+def _bandwidth_price(
+    plan: Plan, profile: Profile, candidate: Candidate, seconds: float
+) -> Price | None:
+    hardware = _faster(profile.hardware)
+    faster = dataclasses.replace(profile, hardware=hardware)
+    encoding = dataclasses.replace(candidate.encoding, profile=faster)
+    quicker = Candidate(
+        encoding,
+        candidate.sequences,
+        candidate.split,
+        candidate.seed,
+        candidate.objective,
+        candidate.factors,
+    )
+    before = _bound(candidate, candidate.problem("judge"))
+    after = _bound(quicker, quicker.problem("judge"))
+    if before is None or after is None:
+        return None
+    again = _replan(plan, faster, plan.memory["device"].capacity_bytes, seconds)
+    link = candidate.encoding.link
+    own = link.paced_bytes_per_second or link.bandwidth_bytes_per_second.value
+    return Price(own * MORE, before, after, again.objective, None)
+
+
+def _faster(hardware: Hardware) -> Hardware:
+    """The same machine, with copies by a share faster."""
+    channels = []
+    for channel in hardware.channels:
+        figure, paced = channel.bandwidth_bytes_per_second, channel.paced_bytes_per_second
+        figure = dataclasses.replace(figure, value=figure.value * (1 + MORE))
+        paced = None if paced is None else int(paced * (1 + MORE))
+        channels.append(
+            dataclasses.replace(
+                channel, bandwidth_bytes_per_second=figure, paced_bytes_per_second=paced
+            )
+        )
+    return dataclasses.replace(hardware, channels=tuple(channels))
+
+
+def _replan(plan: Plan, profile: Profile, memory_bytes: int, seconds: float) -> Plan:
+    return make_plan(
+        profile,
+        plan.workload,
+        memory_bytes=memory_bytes,
+        objective=plan.objective_name,
+        time_limit_seconds=seconds,
+        seed=plan.seed,
+    )
+
+
+def _prefetching(
+    plan: Plan, candidate: Candidate, problem: Problem, schedule: Schedule
+) -> Prefetching | None:
+    """The plan against itself without prefetches of experts."""
+    experts = sum(len(choice.prefetch) for choice in schedule.stages[:-1])
+    if not experts:
+        return None
+    stages = tuple(
+        choice if stage.sequential else dataclasses.replace(choice, prefetch=())
+        for stage, choice in zip(problem.stages, schedule.stages, strict=True)
+    )
+    bare = schedule.replace(stages=stages, reserve=max(schedule.reserve, 1))
+    result = replay(candidate.problem("judge", plain=True), schedule)
+    copied = max(int(result.copied_bytes.sum()), 1)
+    return Prefetching(
+        experts,
+        plan.objective,
+        candidate.score("judge", bare),
+        min(result.wasted_bytes / copied, 1.0),
+    )

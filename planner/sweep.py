@@ -1,0 +1,255 @@
+"""Plans along one axis: the memory budget, the time limit, or n.
+
+A plan for a budget is as valid within a larger one, so along the budgets the best so far is kept:
+more memory never makes the frontier worse.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from planner.documents import Plan, Workload
+from planner.encode import Encoding
+from planner.entries import Entry, Patience, first_looks, housed, run_solver
+from planner.groups import CHUNK_BYTES, batch_sizes, candidates, group_sizes, needed_bytes
+from planner.objectives import objective_named
+from planner.profiles import Profile
+from planner.scenarios import Sequences, split_sequences
+from planner.solve import document, make_plan, solve
+from solvers.errors import BudgetError, OptionError
+from solvers.registry import Limits
+
+__all__ = [
+    "GroupPoint",
+    "SweepPoint",
+    "TimePoint",
+    "budgets_between",
+    "by_group",
+    "by_time",
+    "sweep",
+]
+
+Told = Callable[[int, int, str], None]
+"""Called with what is done, of how much, and what it is."""
+
+
+def _untold(done: int, total: int, what: str) -> None:
+    """No progress is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPoint:
+    """One budget.
+
+    Attributes
+    ----------
+    memory_bytes
+        The budget.
+    plan
+        The best plan for it; None where none is possible.
+    smallest_bytes
+        Where none is possible: the smallest budget with one.
+    made_for_bytes
+        The budget that the plan was found for: this one, or a smaller one.
+    seconds
+        Wall time of planning.
+    """
+
+    memory_bytes: int
+    plan: Plan | None
+    smallest_bytes: int | None
+    made_for_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimePoint:
+    """A plan under one time limit; ``objective`` and ``bound`` on held-out sequences."""
+
+    seconds: float
+    objective: float
+    bound: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPoint:
+    """One n and b, searched for by itself.
+
+    Attributes
+    ----------
+    n_batches, batch_size, sequences
+        The group.
+    objective
+        On held-out sequences; None where the group does not fit, or did not look worth a search.
+    needed_bytes
+        The smallest budget with which it fits.
+    fits
+        Whether it fits.
+    """
+
+    n_batches: int
+    batch_size: int
+    sequences: int
+    objective: float | None
+    needed_bytes: int
+    fits: bool
+
+
+def budgets_between(low_bytes: int, high_bytes: int, steps: int) -> tuple[int, ...]:
+    """Evenly spaced budgets, both ends among them.
+
+    Raises
+    ------
+    OptionError
+        If they are not so many different ones.
+    """
+    if steps < 2:
+        raise OptionError(f"{steps} steps are no range; take 2 or more")
+    if high_bytes - low_bytes < steps - 1:
+        raise OptionError(
+            f"from {low_bytes:,} to {high_bytes:,} bytes there are no {steps} different budgets; "
+            "write the smaller one first"
+        )
+    return tuple(low_bytes + (high_bytes - low_bytes) * i // (steps - 1) for i in range(steps))
+
+
+def sweep(
+    profile: Profile,
+    workload: Workload,
+    budgets: Sequence[int],
+    *,
+    solver: str = "cpsat",
+    objective: str = "throughput",
+    time_limit_seconds: float = 10.0,
+    seed: int = 0,
+    progress: Told = _untold,
+) -> list[SweepPoint]:
+    """The best plan within each budget (ascending).
+
+    On the sequences that judge, a plan for a smaller budget stands in where the one made for this
+    budget is no better: it is as valid here.
+
+    Raises
+    ------
+    OptionError
+        As ``make_plan``.
+    """
+    points: list[SweepPoint] = []
+    kept: tuple[Entry, list[Entry], int, float] | None = None
+    for done, budget in enumerate(budgets):
+        progress(done, len(budgets), f"{solver} within {budget / (1 << 20):,.1f} MiB")
+        started = time.monotonic()
+        try:
+            entry, rivals = solve(
+                profile,
+                workload,
+                memory_bytes=budget,
+                solver=solver,
+                objective=objective,
+                time_limit_seconds=time_limit_seconds,
+                seed=seed,
+            )
+        except BudgetError as error:
+            spent = time.monotonic() - started
+            points.append(SweepPoint(budget, None, error.smallest_bytes, budget, spent))
+            continue
+        value = entry.candidate.score("judge", entry.schedule)
+        if kept is None or value < kept[3]:
+            kept = (entry, rivals, budget, value)
+        plan = document(profile, housed(kept[0], budget), kept[1], seed)
+        points.append(SweepPoint(budget, plan, None, kept[2], time.monotonic() - started))
+    return points
+
+
+def by_time(
+    profile: Profile,
+    workload: Workload,
+    limits: Sequence[float],
+    *,
+    memory_bytes: int,
+    solver: str,
+    objective: str,
+    seed: int = 0,
+) -> list[TimePoint]:
+    """What a searching solver reaches under each time limit, in seconds."""
+    points = []
+    for seconds in limits:
+        plan = make_plan(
+            profile,
+            workload,
+            memory_bytes=memory_bytes,
+            solver=solver,
+            objective=objective,
+            time_limit_seconds=seconds,
+            seed=seed,
+        )
+        points.append(TimePoint(seconds, plan.objective, plan.bound))
+    return points
+
+
+def by_group(
+    profile: Profile,
+    workload: Workload,
+    *,
+    memory_bytes: int,
+    solver: str = "cpsat",
+    objective: str = "throughput",
+    seconds_each: float = 1.0,
+    seed: int = 0,
+    only: Sequence[int] | None = None,
+    progress: Told = _untold,
+) -> list[GroupPoint]:
+    """Each group size with the b that suits it best, solved by itself.
+
+    Parameters
+    ----------
+    profile, workload, memory_bytes, solver, objective, seed
+        As for ``make_plan``; the solver searches.
+    seconds_each
+        Time limit for each n and b.
+    only
+        Group sizes (sequences) to look at; None: all.
+    progress
+        See ``Told``.
+    """
+    goal = objective_named(objective, workload)
+    sequences = Sequences.of(profile.arrays, profile.routing.experts)
+    split = split_sequences(sequences.count, seed)
+    found = candidates(profile, workload, memory_bytes, sequences, split, seed, goal)
+    sizes = sorted(group_sizes(workload.requests) if only is None else only)
+    points = []
+    for done, size in enumerate(sizes):
+        progress(done, len(sizes), f"groups of {size}")
+        best: GroupPoint | None = None
+        for candidate in found:
+            encoding = candidate.encoding
+            if encoding.group != size:
+                continue
+            looks = first_looks([candidate], float("inf"), Patience(False))
+            if not looks:
+                continue
+            limits = Limits(0.05 * seconds_each, seconds_each, seed)
+            entry = run_solver(solver, candidate, limits, looks[0][1])
+            value = candidate.score("judge", entry.schedule)
+            if best is None or best.objective is None or value < best.objective:
+                needed = needed_bytes(encoding)
+                shape = encoding.n_batches, encoding.batch_size
+                best = GroupPoint(*shape, size, value, needed, True)
+        if best is None:
+            batches, batch, needed = _least(profile, workload, size)
+            best = GroupPoint(batches, batch, size, None, needed, needed <= memory_bytes)
+        points.append(best)
+    return points
+
+
+def _least(profile: Profile, workload: Workload, group: int) -> tuple[int, int, int]:
+    """The n and b of a group size that need the least memory, and how much that is."""
+    encodings = [
+        Encoding(profile, workload, -(-group // batch), batch, 0, chunk)
+        for batch in batch_sizes(group)
+        for chunk in CHUNK_BYTES
+    ]
+    needed, _, least = min((needed_bytes(one), i, one) for i, one in enumerate(encodings))
+    return least.n_batches, least.batch_size, needed
