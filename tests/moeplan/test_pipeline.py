@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from moeplan import cli
+from moeplan.output import Reporter
 from planner.documents import (
     CostProfile,
     Figure,
@@ -130,6 +131,33 @@ def test_run_verify_and_show(
     assert "Experts, a row a layer" in shown
     assert "measured, pass 1" in shown
     assert html.stat().st_size > 10_000
+
+
+def test_a_run_at_another_pace_warns_and_its_answers_stand_out(
+    made: SimpleNamespace,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown: list[Any] = []
+    monkeypatch.setattr(Reporter, "show", lambda _, what: shown.append(what))
+    trace = tmp_path / "trace.json"
+    run = ["run", made.plan, "--prompts", made.prompts, "--trace", trace]
+    assert call(*run, "--disk-bandwidth", "1GB/s") == 0
+    said = "the plan was made for a disk at its own speed; its prediction is not for one paced to 1"
+    assert said in capsys.readouterr().err
+    first = shown[0]
+    prompt = made.prompts.read_text().splitlines()[0]
+    assert first.style == ""
+    assert [(first.plain[s.start : s.end] == prompt, s.style) for s in first.spans] == [
+        (True, "dim"),
+        (False, "bold"),
+    ]
+    # the profile is at hand, so the verdict knows, too
+    argv = ["verify", made.plan, trace, "--max-error", 1e9]
+    refused(capsys, argv, "planned for a disk at its own speed, ran with one paced to 1 GB/s")
+    assert call(*run) == 0
+    assert "disk" not in capsys.readouterr().err
 
 
 def test_run_gives_transformers_tokens(
