@@ -12,34 +12,29 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.parametrize(
-    "start",
-    [[str(ROOT / "benchmarks" / "solvers.py")], ["-m", "benchmarks.solvers"]],
-    ids=["script", "module"],
-)
-def test_the_solvers_benchmark_prints_its_table(start: list[str], tmp_path: Path) -> None:
-    module = start[0] == "-m"
+def started(arguments: list[str], folder: Path) -> str:
     done = subprocess.run(
-        [sys.executable, *start, "--cells", "none", "--small", "1", "--work", "0.05"],
-        cwd=ROOT if module else tmp_path,
+        [sys.executable, *arguments],
+        cwd=folder,
         env={**os.environ, "GOMP_SPINCOUNT": "0"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "1 small instances against brute force" in done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("as_module", [False, True], ids=["script", "module"])
+def test_the_solvers_benchmark_prints_its_table(as_module: bool, tmp_path: Path) -> None:
+    options = ["--cells", "none", "--small", "1", "--work", "0.05"]
+    if as_module:
+        out = started(["-m", "benchmarks.solvers", *options], ROOT)
+    else:
+        out = started([str(ROOT / "benchmarks" / "solvers.py"), *options], tmp_path)
+    assert "1 small instances against brute force" in out
 
 
 def test_the_prediction_benchmark_starts_as_a_script(tmp_path: Path) -> None:
-    script = ROOT / "benchmarks" / "prediction.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "--help"],
-        cwd=tmp_path,
-        env={**os.environ, "GOMP_SPINCOUNT": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Predicted against measured" in done.stdout
+    out = started([str(ROOT / "benchmarks" / "prediction.py"), "--help"], tmp_path)
+    assert "Predicted against measured" in out

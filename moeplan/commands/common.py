@@ -6,13 +6,14 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from moeplan.output import Reporter
 from moeplan.words import decode_tokens_per_second, tokens_per_second
 from planner.documents import (
+    Document,
     Hardware,
     ModelSpec,
     Plan,
@@ -41,6 +42,8 @@ __all__ = [
     "trace_summary",
     "workload_of",
 ]
+
+D = TypeVar("D", bound=Document)
 
 _DEFAULT_TIME_LIMIT_SECONDS = 10.0
 
@@ -93,30 +96,29 @@ def search_seconds(solvers: Sequence[str], time_limit: float | None) -> float:
     return time_limit
 
 
-def model_of(plan: Plan) -> ModelSpec | None:
-    """The plan's own model, from its profile folder; None where that is gone or has changed."""
-    path = Path(plan.locations.profile) / "model.json"
+def _if_same(cls: type[D], path: Path, wanted_hash: str) -> D | None:
+    """The document at ``path``, if it is there and is the one that was wanted."""
     if not path.is_file():
         return None
     try:
-        model = load_document(ModelSpec, path)
+        document = load_document(cls, path)
     except DocumentError:
         return None
-    same = document_hash(model) == plan.inputs.model
-    return model if same and len(model.layers) == len(plan.policy.layers) else None
+    return document if document_hash(document) == wanted_hash else None
+
+
+def model_of(plan: Plan) -> ModelSpec | None:
+    """The plan's own model, from its profile folder; None where that is gone or has changed."""
+    path = Path(plan.locations.profile) / "model.json"
+    model = _if_same(ModelSpec, path, plan.inputs.model)
+    fits = model is not None and len(model.layers) == len(plan.policy.layers)
+    return model if fits else None
 
 
 def hardware_of(plan: Plan, profile: Path | None = None) -> Hardware | None:
     """The hardware that a plan was made for; None where its profile is gone or has changed."""
     folder = profile if profile is not None else Path(plan.locations.profile)
-    path = folder / "hardware.json"
-    if not path.is_file():
-        return None
-    try:
-        hardware = load_document(Hardware, path)
-    except DocumentError:
-        return None
-    return hardware if document_hash(hardware) == plan.inputs.hardware else None
+    return _if_same(Hardware, folder / "hardware.json", plan.inputs.hardware)
 
 
 def load_plan(path: Path) -> Plan:
