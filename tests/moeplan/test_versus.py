@@ -19,19 +19,20 @@ def row(plan: Plan, solver: str, value: float, n: int = 2, eviction: str = "none
         plan, policy=policy, objective=value, gap=(value - 4_800_000.0) / value, solver=solver
     )
     return ComparisonRow(
-        solver,
-        "throughput",
-        value,
-        own.bound,
-        own.gap,
-        solver,
-        own.stop,
-        200.0,
-        n,
-        2,
-        900,
-        1.0,
-        own,
+        solver=solver,
+        objective="throughput",
+        objective_value=value,
+        bound=own.bound,
+        gap=own.gap,
+        price_of_information=None,
+        winner=solver,
+        stop=own.stop,
+        tokens_per_second=200.0,
+        n_batches=n,
+        batch_size=2,
+        peak_bytes=900,
+        solve_seconds=1.0,
+        plan=own,
     )
 
 
