@@ -23,9 +23,11 @@ __all__ = [
 FAMILIES: dict[str, tuple[str, str]] = {
     "deepseek_v2": ("executor.adapters.deepseek_v2", "DeepseekV2Adapter"),
     "deepseek_v3": ("executor.adapters.deepseek_v3", "DeepseekV3Adapter"),
+    "ernie4_5_moe": ("executor.adapters.ernie4_5_moe", "Ernie45MoeAdapter"),
     "glm4_moe": ("executor.adapters.glm4_moe", "Glm4MoeAdapter"),
     "gpt_oss": ("executor.adapters.gpt_oss", "GptOssAdapter"),
     "granitemoe": ("executor.adapters.granitemoe", "GraniteMoeAdapter"),
+    "minimax_m2": ("executor.adapters.minimax_m2", "MiniMaxM2Adapter"),
     "mixtral": ("executor.adapters.mixtral", "MixtralAdapter"),
     "qwen3_moe": ("executor.adapters.qwen3_moe", "Qwen3MoeAdapter"),
     "olmoe": ("executor.adapters.olmoe", "OlmoeAdapter"),

@@ -43,9 +43,11 @@ Progress = Callable[[int, int], None]
 FAMILIES = (
     "deepseek_v2",
     "deepseek_v3",
+    "ernie4_5_moe",
     "glm4_moe",
     "gpt_oss",
     "granitemoe",
+    "minimax_m2",
     "mixtral",
     "olmoe",
     "phimoe",

@@ -50,6 +50,13 @@ LATENT: dict[str, Any] = {
 OWN: dict[str, dict[str, Any]] = {
     "deepseek_v2": {**LATENT, "q_lora_rank": None, "topk_method": "group_limited_greedy"},
     "deepseek_v3": {**LATENT, "q_lora_rank": 48, "routed_scaling_factor": 2.5},
+    "ernie4_5_moe": {
+        "moe_num_experts": 8,
+        "moe_k": 2,
+        "moe_intermediate_size": 32,
+        "moe_num_shared_experts": 1,
+        "moe_layer_start_index": 1,
+    },
     "glm4_moe": {
         "moe_intermediate_size": 32,
         "n_routed_experts": 16,
@@ -70,6 +77,7 @@ OWN: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.22,
         "logits_scaling": 6.0,
     },
+    "minimax_m2": {"num_local_experts": 8, "head_dim": 32},
     "mixtral": {"num_local_experts": 8},
     "olmoe": {"num_experts": 16},
     "phimoe": {"num_local_experts": 8, "attention_bias": True, "lm_head_bias": True},
