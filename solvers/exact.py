@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from solvers.layout import smallest_capacity
+from solvers.local import move_residents
 from solvers.outcome import Bound, Outcome, Schedule, Stop
 from solvers.polish import polish
 from solvers.problem import Problem
@@ -114,6 +115,8 @@ def _improve(
     )
     if not streams:
         return Stop.OPTIMAL
+    move_residents(search, limits.work, limits.seed)
+    tell()
     solved: Solved | None = None
     if search.best.eviction == "none":
         model = SetsModel(problem, search.best)

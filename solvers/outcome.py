@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal
 
@@ -111,7 +111,7 @@ class Bound:
 
     value_ns: int
     policies: BoundClass
-    proofs: tuple[Proof, ...] = ()
+    proofs: tuple[Proof, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

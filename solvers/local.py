@@ -1,0 +1,325 @@
+"""Moves residents between stages, many trial moves at once on a fluid clock; the replay decides.
+
+Which stages keep their units matters as much as which units: copies that lie evenly over a pass
+hide behind computation, a cluster of them does not. The fluid clock follows the two channels stage
+by stage as the replay does, but counts what is copied ahead as an amount of time instead of units
+in slots; so a whole neighbourhood costs about as much as one replay.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from solvers.checker import check_schedule
+from solvers.layout import START, settled
+from solvers.outcome import Schedule, StageChoice
+from solvers.problem import Problem
+from solvers.sets import Search, demand_share
+
+__all__ = ["FluidClock", "move_residents"]
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+_STEPS_PER_WORK = 50_000
+"""Stages of passes that the fluid clock follows for each unit of work."""
+_MOVES = 400
+"""Trial moves at once."""
+_CHECKED = 6
+"""Schedules handed to the replay for each number of slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sets:
+    """Residents: ``items`` bool [stages, items], ``starts`` bool [stages]."""
+
+    items: Bools
+    starts: Bools
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """Units (stage, item or ``START``) that leave and that come."""
+
+    leave: tuple[tuple[int, int], ...]
+    come: tuple[tuple[int, int], ...]
+
+    def applied(self, sets: _Sets) -> _Sets:
+        """The residents after it."""
+        items, starts = sets.items.copy(), sets.starts.copy()
+        for units, kept in ((self.leave, False), (self.come, True)):
+            for stage, item in units:
+                if item == START:
+                    starts[stage] = kept
+                else:
+                    items[stage, item] = kept
+        return _Sets(items, starts)
+
+
+class FluidClock:
+    """Estimates the weighted time of sets of residents.
+
+    Parameters
+    ----------
+    problem
+        Whose scenarios are followed.
+    listed
+        bool [stages, items]: prefetched where not resident.
+    slots, start_slots, reserve
+        As in a schedule.
+    """
+
+    def __init__(
+        self, problem: Problem, listed: Bools, slots: int, start_slots: int, reserve: int
+    ) -> None:
+        scenarios = problem.scenarios
+        self.problem = problem
+        active = (scenarios.demand > 0).astype(np.float64)
+        self._copy = problem.copy_ns.astype(np.float64)
+        self._useful = active * self._copy * listed
+        self._late = active * self._copy * ~listed
+        self._list = self._copy * listed
+        self._start = np.array([s.start.copy_ns if s.start else 0.0 for s in problem.stages])
+        work = scenarios.work_ns.astype(np.float64)
+        self._works = work.sum(axis=2)
+        last = np.where(scenarios.demand > 0, work, np.inf).min(axis=2)
+        self._last = np.where(np.isfinite(last), last, 0.0)
+        self._room = max(slots - reserve, 0) * float(self._copy.max(initial=0.0))
+        self._start_room = start_slots * float(self._start.max(initial=0.0))
+
+    def measure(self, base: _Sets, moves: list[_Move]) -> Floats:
+        """Estimated weighted time (ns) of ``base`` after each of the moves."""
+        gone = ~base.items
+        count = len(moves)
+        useful = np.repeat((self._useful * gone).sum(axis=2)[:, :, None], count, axis=2)
+        late = np.repeat((self._late * gone).sum(axis=2)[:, :, None], count, axis=2)
+        listed = np.repeat((self._list * gone).sum(axis=1)[:, None], count, axis=1)
+        start = np.repeat((self._start * ~base.starts)[:, None], count, axis=1)
+        for at, move in enumerate(moves):
+            for units, sign in ((move.leave, 1.0), (move.come, -1.0)):
+                for stage, item in units:
+                    if item == START:
+                        start[stage, at] += sign * self._start[stage]
+                    else:
+                        useful[:, stage, at] += sign * self._useful[:, stage, item]
+                        late[:, stage, at] += sign * self._late[:, stage, item]
+                        listed[stage, at] += sign * self._list[stage, item]
+        return self._follow(useful, late, listed, start)
+
+    def _follow(self, useful: Floats, late: Floats, listed: Floats, start: Floats) -> Floats:
+        """The clock; ``useful``, ``late`` [passes, stages, moves], the others [stages, moves]."""
+        scenarios = self.problem.scenarios
+        most = np.minimum(self._room, listed.sum(axis=0))
+        most = most + np.minimum(self._start_room, start.sum(axis=0))
+        share = useful / np.where(listed > 0, listed, 1.0)[None]
+        fits = np.minimum(listed, self._room)
+        total = np.zeros(useful.shape[2])
+        ahead = np.zeros_like(total)
+        restarts = frozenset(scenarios.run_starts)
+        rows = zip(
+            scenarios.prologue_ns.tolist(),
+            scenarios.lead_ns.tolist(),
+            scenarios.epilogue_ns.tolist(),
+            self._works.tolist(),
+            self._last.tolist(),
+            scenarios.weight.tolist(),
+            strict=True,
+        )
+        for index, (prologue, lead, epilogue, works, last, weight) in enumerate(rows):
+            if index in restarts:
+                ahead = np.zeros_like(total)
+            taken = np.zeros_like(total)
+            for stage in range(len(prologue)):
+                known = np.maximum(start[stage] - ahead, prologue[stage]) + lead[stage]
+                copied = np.minimum(np.maximum(ahead + known - start[stage], 0.0), fits[stage])
+                asked = late[index, stage] + useful[index, stage] - share[index, stage] * copied
+                tail = np.where(asked > 1.0, last[stage], 0.0)
+                ends = known + np.maximum(asked + tail, works[stage]) + epilogue[stage]
+                taken += ends
+                # until its lead has ended, a stage's own prefetches keep their slots
+                before = np.minimum(ahead + known - start[stage], most) - copied
+                ahead = np.maximum(before, 0.0) + np.maximum(ends - known - asked, 0.0)
+                ahead = np.minimum(ahead, most)
+            total += taken * weight
+        return total
+
+
+def move_residents(search: Search, work: float, seed: int) -> None:
+    """Improve the search's best schedule, with its slots and with a few more or less.
+
+    Parameters
+    ----------
+    search
+        Gets what is found.
+    work
+        Units of work, as in ``Limits``.
+    seed
+        Of the choice of trial moves.
+    """
+    found = search.best
+    if found is None or found.eviction != "none" or search.problem.measure == "bytes":
+        return
+    problem = search.problem
+    steps = problem.scenarios.passes * len(problem.stages)
+    rounds = int(work * _STEPS_PER_WORK) // max(steps, 1)
+    share = demand_share(problem)
+    ahead = [share[index, item] for index, one in enumerate(found.stages) for item in one.prefetch]
+    everything = float(min(ahead, default=2.0))
+    variants = []
+    for slots, start_slots in ((0, 0), (1, 0), (-1, 0), (0, -1), (0, 1), (1, -1)):
+        sizes = (found.slots + slots, found.start_slots + start_slots)
+        if sizes[0] >= 1 and sizes[1] >= min(found.start_slots, 1):
+            variants.append(sizes)
+    for sizes in variants:
+        for threshold in sorted({everything, -1.0}):
+            if search.out_of_time:
+                return
+            _descend(search, found, sizes, threshold, rounds // (2 * len(variants)) + 1, seed)
+
+
+def _descend(
+    search: Search,
+    found: Schedule,
+    sizes: tuple[int, int],
+    threshold: float,
+    rounds: int,
+    seed: int,
+) -> None:
+    problem = search.problem
+    share = demand_share(problem)
+    slots, start_slots = sizes
+    exists = problem.item_bytes > 0
+    sequential = np.array([stage.sequential for stage in problem.stages])
+    listed = exists & ((share >= threshold) | sequential[:, None])
+    reserve = 0 if bool((listed | ~exists).all()) else min(max(found.reserve, 1), slots)
+    clock = FluidClock(problem, listed, slots, start_slots, reserve)
+    sets = _fitting(problem, found, slots, start_slots, share)
+    if sets is None:
+        return
+    rng = np.random.default_rng([seed, slots, start_slots])
+    value = float(clock.measure(sets, [_Move((), ())])[0])
+    every = max(rounds // _CHECKED, 1)
+    _try(search, _schedule(problem, sets, listed, share, sizes, reserve))
+    for step in range(rounds):
+        if time.monotonic() > search.deadline:
+            search.out_of_time = True
+            return
+        moves = _moves(problem, sets, share, sizes, rng)
+        if not moves:
+            break
+        values = clock.measure(sets, moves)
+        best = int(values.argmin())
+        if values[best] >= value * (1.0 - 1e-7):
+            break
+        sets, value = moves[best].applied(sets), float(values[best])
+        if step % every == every - 1:
+            _try(search, _schedule(problem, sets, listed, share, sizes, reserve))
+    _try(search, _schedule(problem, sets, listed, share, sizes, reserve))
+
+
+def _try(search: Search, schedule: Schedule) -> None:
+    if not any(check_schedule(search.problem, schedule)):
+        search.try_schedule(schedule)
+
+
+def _spare(problem: Problem, sets: _Sets, slots: int, start_slots: int) -> int:
+    """Bytes left over."""
+    held = np.array([s.start.held_bytes if s.start else 0 for s in problem.stages])
+    used = int((problem.item_bytes * sets.items).sum() + (held * sets.starts).sum())
+    used += slots * problem.slot_bytes + start_slots * int((held * ~sets.starts).max(initial=0))
+    return problem.capacity_bytes - used
+
+
+def _fitting(
+    problem: Problem, found: Schedule, slots: int, start_slots: int, share: Floats
+) -> _Sets | None:
+    """The schedule's residents, with as many of the least demanded left out as more slots need."""
+    items = np.zeros(problem.item_bytes.shape, dtype=bool)
+    for index, choice in enumerate(found.stages):
+        items[index, list(choice.resident)] = True
+    sets = _Sets(items, np.array([choice.start_resident for choice in found.stages]))
+    movable = [
+        (float(share[index, item]), int(index), int(item))
+        for index, item in np.argwhere(items)
+        if not problem.stages[index].sequential
+    ]
+    for _, index, item in sorted(movable):
+        if _spare(problem, sets, slots, start_slots) >= 0:
+            break
+        items[index, item] = False
+    return sets if _spare(problem, sets, slots, start_slots) >= 0 else None
+
+
+def _moves(
+    problem: Problem,
+    sets: _Sets,
+    share: Floats,
+    sizes: tuple[int, int],
+    rng: np.random.Generator,
+) -> list[_Move]:
+    """Trial moves that fit: the least demanded residents of a stage may leave, the most demanded
+    others come; start units change places with each other and with items."""
+    spare = _spare(problem, sets, *sizes)
+    leaving: list[tuple[int, int]] = []
+    coming: list[tuple[int, int]] = []
+    for index, stage in enumerate(problem.stages):
+        if stage.sequential:
+            kept = int(sets.items[index].sum())
+            leaving += [(index, kept - 1)] if kept else []
+            coming += [(index, kept)] if kept < len(stage.items) else []
+        else:
+            order = np.argsort(share[index, : len(stage.items)], kind="stable").tolist()
+            leaving += [(index, item) for item in order if sets.items[index, item]][:2]
+            others = [item for item in reversed(order) if not sets.items[index, item]]
+            coming += [(index, item) for item in others[:2]]
+        if stage.start is not None and sizes[1]:
+            (leaving if sets.starts[index] else coming).append((index, START))
+
+    def size(unit: tuple[int, int]) -> int:
+        stage = problem.stages[unit[0]]
+        start = stage.start.held_bytes if stage.start else 0
+        return start if unit[1] == START else stage.items[unit[1]].held_bytes
+
+    moves = [_Move((), (unit,)) for unit in coming if size(unit) <= spare]
+    out = rng.integers(0, max(len(leaving), 1), size=(4 * _MOVES, 2)).tolist()
+    into = rng.integers(0, max(len(coming), 1), size=(4 * _MOVES, 2)).tolist()
+    for (first, second), (third, fourth) in zip(out, into, strict=True):
+        if len(moves) >= _MOVES or not leaving or not coming:
+            break
+        leave: tuple[tuple[int, int], ...] = (leaving[first],)
+        come: tuple[tuple[int, int], ...] = (coming[third],)
+        room = spare + size(leave[0]) - size(come[0])
+        if room < 0 and second != first:
+            leave = (leaving[first], leaving[second])
+            room += size(leaving[second])
+        elif room >= size(coming[fourth]) and fourth != third:
+            come = (coming[third], coming[fourth])
+            room -= size(coming[fourth])
+        # of a sequential stage only the last resident and the next item may move, not both
+        stages = [unit[0] for unit in (*leave, *come) if problem.stages[unit[0]].sequential]
+        if room >= 0 and len(set(stages)) == len(stages):
+            moves.append(_Move(leave, come))
+    return moves
+
+
+def _schedule(
+    problem: Problem,
+    sets: _Sets,
+    listed: Bools,
+    share: Floats,
+    sizes: tuple[int, int],
+    reserve: int,
+) -> Schedule:
+    choices = []
+    for index, stage in enumerate(problem.stages):
+        items = range(len(stage.items))
+        ahead = [item for item in items if listed[index, item] and not sets.items[index, item]]
+        if not stage.sequential:
+            ahead.sort(key=lambda item, row=share[index]: (-row[item], item))  # type: ignore[misc]
+        kept = tuple(item for item in items if sets.items[index, item])
+        choices.append(StageChoice(bool(sets.starts[index]), kept, tuple(ahead)))
+    return settled(problem, tuple(choices), *sizes, reserve)
