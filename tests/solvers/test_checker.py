@@ -134,3 +134,92 @@ def test_a_bound_above_the_objective_is_refused() -> None:
     assert list(check_bound(11, bound)) == []
     assert [violation.reason for violation in check_bound(10, bound)] == ["bound"]
     assert list(check_bound(10, None)) == []
+
+
+def _without(values: tuple[int, ...], at: int) -> tuple[int, ...]:
+    return (*values[:at], *values[at + 1 :])
+
+
+def one_fault(
+    rng: np.random.Generator, problem: Problem, schedule: Schedule
+) -> tuple[str, Schedule] | None:
+    """A random change that breaks one named rule; None where this schedule has no place for it."""
+    index = int(rng.integers(0, len(problem.stages)))
+    stage, choice = problem.stages[index], schedule.stages[index]
+    count = len(stage.items)
+    others = [item for item in range(count) if item not in choice.resident]
+    streams = any(
+        len(c.resident) < len(s.items) for s, c in zip(problem.stages, schedule.stages, strict=True)
+    )
+    starts = any(
+        s.start is not None and not c.start_resident
+        for s, c in zip(problem.stages, schedule.stages, strict=True)
+    )
+    reason = str(rng.choice(sorted(MUTATIONS)))
+    any_item = int(rng.integers(0, max(count, 1)))
+    changed: Schedule | None = None
+    match reason:
+        case "stage_count":
+            changed = schedule.replace(stages=schedule.stages[:-1])
+        case "no_start" if stage.start is None:
+            changed = _stage(schedule, index, start_resident=True)
+        case "item_range":
+            wrong = int(rng.choice([-1 - any_item, count + any_item]))
+            changed = _stage(schedule, index, prefetch=(*choice.prefetch, wrong))
+        case "resident_duplicate" if choice.resident:
+            item = int(rng.choice(choice.resident))
+            changed = _stage(schedule, index, resident=tuple(sorted((*choice.resident, item))))
+        case "prefetch_duplicate" if choice.prefetch:
+            item = int(rng.choice(choice.prefetch))
+            changed = _stage(schedule, index, prefetch=(*choice.prefetch, item))
+        case "resident_order" if len(choice.resident) > 1:
+            changed = _stage(schedule, index, resident=choice.resident[::-1])
+        case "resident_and_prefetch" if choice.resident:
+            item = int(rng.choice(choice.resident))
+            place = int(rng.integers(0, len(choice.prefetch) + 1))
+            ahead = (*choice.prefetch[:place], item, *choice.prefetch[place:])
+            changed = _stage(schedule, index, prefetch=ahead)
+        case "sequential_residents" if stage.sequential and len(others) > 1:
+            kept = tuple(sorted((*choice.resident, int(rng.choice(others[1:])))))
+            changed = _stage(schedule, index, resident=kept)
+        case "sequential_prefetch" if stage.sequential and choice.prefetch:
+            at = int(rng.integers(0, len(choice.prefetch)))
+            changed = _stage(schedule, index, prefetch=_without(choice.prefetch, at))
+        case "negative":
+            name = str(rng.choice(["slots", "start_slots", "reserve"]))
+            changed = schedule.replace(**{name: -int(rng.integers(1, 9))})
+        case "start_slots" if starts:
+            changed = schedule.replace(start_slots=0)
+        case "slots" if streams:
+            changed = schedule.replace(slots=0, reserve=0)
+        case "reserve":
+            changed = schedule.replace(reserve=schedule.slots + int(rng.integers(1, 9)))
+        case "reserve_missing" if streams:
+            needs = schedule.eviction != "none" or any(
+                len(c.resident) + len(c.prefetch) < len(s.items)
+                for s, c in zip(problem.stages, schedule.stages, strict=True)
+            )
+            changed = schedule.replace(reserve=0) if needs else None
+        case "capacity":
+            more = problem.capacity_bytes // problem.slot_bytes + int(rng.integers(1, 9))
+            changed = schedule.replace(slots=more)
+    return None if changed is None else (reason, changed)
+
+
+def test_a_thousand_random_faults_are_found_and_named(make: Any) -> None:
+    rng = np.random.default_rng(11)
+    found: Counter[str] = Counter()
+    while sum(found.values()) < 3_000:
+        problem = make.problem(rng)
+        schedule = make.schedule(rng, problem)
+        assert not list(check_schedule(problem, schedule))
+        for _ in range(5):
+            fault = one_fault(rng, problem, schedule)
+            if fault is None:
+                continue
+            reason, broken = fault
+            assert reason in {violation.reason for violation in check_schedule(problem, broken)}
+            found[reason] += 1
+    # every kind was met, none by a single lucky case
+    assert set(found) == set(MUTATIONS)
+    assert min(found.values()) >= 10
