@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from planner.documents import Channel, Curve, Figure, LayerPolicy, Policy, Workload
+from planner.documents import Channel, Curve, LayerPolicy, Policy, Workload
 from planner.memory import (
     EXPERT_TILE_ROWS,
     account_device,
@@ -188,19 +188,20 @@ class Encoding:
         for index, one in enumerate(shapes):
             factor = factors.of(one.phase)
             tokens = self.tokens(one)
-            prologue[index, 0] = self._time("embed", tokens, factor)
+            prologue[index, 0] = self._time("embed", tokens, factor, one.phase)
             for layer in model.layers:
                 parts = (layer.experts > 0, layer.shared_expert_bytes > 0, layer.mlp_bytes > 0)
                 if (one, parts) not in leads:
                     leads[one, parts] = self.lead(one, layer.index, factor).total_ns
                 lead[index, layer.index] = leads[one, parts]
                 if layer.experts:
-                    epilogue[index, layer.index] = self._time("combine", tokens, factor)
+                    epilogue[index, layer.index] = self._time("combine", tokens, factor, one.phase)
             rows = demand[index, moe]
-            work[index, moe] = self._expert_times(rows, factor)
+            work[index, moe] = self._expert_times(rows, factor, one.phase)
             demand[index, -1, :tiles] = one.sequences
-            work[index, -1, :tiles] = -(-self._time("head", one.sequences, factor) // tiles)
-            epilogue[index, -1] = self._time("sample", one.sequences, factor)
+            head = self._time("head", one.sequences, factor, one.phase)
+            work[index, -1, :tiles] = -(-head // tiles)
+            epilogue[index, -1] = self._time("sample", one.sequences, factor, one.phase)
         mean = None
         if mean_demanded is not None:
             mean = np.ones(demand.shape)
@@ -224,34 +225,40 @@ class Encoding:
         for batch, first in enumerate(range(0, shape.sequences, self.batch_size)):
             size = min(self.batch_size, shape.sequences - first)
             rows = size * (shape.context if shape.phase == "prefill" else 1)
-            duration = math.ceil(surface(size, shape.context) * self._slowed("attention", factor))
+            slowed = self._slowed("attention", factor, shape.phase)
+            duration = math.ceil(surface(size, shape.context) * slowed)
             steps.append(("attention", batch, rows, duration))
         wanted = [("shared_expert", spec.shared_expert_bytes), ("router", spec.experts)]
         for kind, present in (*wanted, ("dense_mlp", spec.mlp_bytes)):
             if present:
-                steps.append((kind, -1, tokens, self._time(kind, tokens, factor)))
+                steps.append((kind, -1, tokens, self._time(kind, tokens, factor, shape.phase)))
         return LeadTimes(tuple(steps))
 
-    def _time(self, kind: str, rows: int, factor: float) -> int:
+    def _time(self, kind: str, rows: int, factor: float, phase: str) -> int:
         curve: Curve = self.profile.costs.curves[kind]  # type: ignore[index]
         if kind in ("dense_mlp", "shared_expert"):
-            return math.ceil(_tiled(curve, rows) * self._slowed(kind, factor))
-        return math.ceil(curve(rows) * self._slowed(kind, factor))
+            rows_ns = curve.tiled(rows, EXPERT_TILE_ROWS)
+        else:
+            rows_ns = curve(rows)
+        return math.ceil(rows_ns * self._slowed(kind, factor, phase))
 
-    def _slowed(self, kind: str, factor: float) -> float:
+    def _slowed(self, kind: str, factor: float, phase: str) -> float:
         """The factor of one kind, where ``factor`` is that of computation in general."""
         costs = self.profile.costs
         general = costs.compute_slowdown.value - 1.0
-        own: Figure | None = costs.slowdown_by_kind.get(kind)  # type: ignore[call-overload]
-        if own is None or general <= 0:
+        if general <= 0:
             return factor
-        return 1.0 + (factor - 1.0) / general * (own.value - 1.0)
+        return 1.0 + (factor - 1.0) / general * (costs.slowdown(kind, phase) - 1.0)
 
-    def _expert_times(self, rows: npt.NDArray[np.int32], factor: float) -> npt.NDArray[np.int64]:
+    def _expert_times(
+        self, rows: npt.NDArray[np.int32], factor: float, phase: str
+    ) -> npt.NDArray[np.int64]:
         curve = self.profile.costs.curves["expert"]
         different, places = np.unique(rows, return_inverse=True)
-        factor = self._slowed("expert", factor)
-        times = [math.ceil(_tiled(curve, int(count)) * factor) for count in different]
+        factor = self._slowed("expert", factor, phase)
+        times = [
+            math.ceil(curve.tiled(int(count), EXPERT_TILE_ROWS) * factor) for count in different
+        ]
         table: npt.NDArray[np.int64] = np.array(times, dtype=np.int64)[places]
         return table.reshape(rows.shape)
 
@@ -288,9 +295,3 @@ def schedule_of(policy: Policy) -> Schedule:
     return Schedule(
         (*layers, head), policy.slots, policy.dense_slots, policy.reserve, policy.eviction
     )
-
-
-def _tiled(curve: Curve, rows: int) -> int:
-    """Rows are computed in tiles of at most ``EXPERT_TILE_ROWS``."""
-    whole, rest = divmod(rows, EXPERT_TILE_ROWS)
-    return whole * curve(EXPERT_TILE_ROWS) + curve(rest)

@@ -7,7 +7,7 @@ with the channel at rest and with it busy, so that the machine's drift touches b
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from profiler.bench import Bench
 from profiler.compute import Cell
 from profiler.curves import figure
 
-__all__ = ["Contention", "Turn", "contend", "slowdowns"]
+__all__ = ["Contention", "Turn", "beside", "contend", "kind_ratios", "slowdowns"]
 
 _LEAST_SHARE = 0.2
 """Where less of a kind's time lies beside copies, its ratio would be noise blown up."""
@@ -95,12 +95,12 @@ def _turn(bench: Bench, cell: Cell, rows: int, passes: int, *, on: bool) -> Turn
     busy = sum(event.end_ns - event.start_ns for event in copies)
     return Turn(
         {kind: float(np.median(values)) for kind, values in totals.items()},
-        _beside(compute, copies),
+        beside(compute, copies),
         sum(event.size_bytes for event in copies) * 1e9 / busy if busy else None,
     )
 
 
-def _beside(compute: Sequence[Event], copies: Sequence[Event]) -> dict[str, float]:
+def beside(compute: Sequence[Event], copies: Sequence[Event]) -> dict[str, float]:
     """Share of each kind's time that lies beside copies; copies do not overlap each other."""
     starts = np.array(sorted(event.start_ns for event in copies), dtype=np.int64)
     ends = np.array(sorted(event.end_ns for event in copies), dtype=np.int64)
@@ -128,16 +128,12 @@ def slowdowns(
         What the figures are tagged with.
     """
     copy, compute = [], []
-    kinds: defaultdict[str, list[float]] = defaultdict(list)
     for rest, busy in pairs:
         if busy.rate:
             copy.append(max(alone_rate / busy.rate, 1.0))
         if rest.total_ns and busy.beside_share > _LEAST_SHARE:
             compute.append(_alone_ratio(rest.total_ns, busy.total_ns, busy.beside_share))
-        for kind, before in rest.compute_ns.items():
-            share = busy.beside.get(kind, 0.0)
-            if before and share > _LEAST_SHARE:
-                kinds[kind].append(_alone_ratio(before, busy.compute_ns[kind], share))
+    kinds = kind_ratios(pairs)
     none = Figure(1.0, source, None, 0)
     return Contention(
         figure(copy, source) if copy else none,
@@ -146,6 +142,17 @@ def slowdowns(
     )
 
 
-def _alone_ratio(before: float, after: float, share: float) -> float:
-    """How much longer it would take beside a channel that never rests; at least 1."""
-    return max(1.0 + (after / before - 1.0) / share, 1.0)
+def kind_ratios(pairs: Iterable[tuple[Turn, Turn]], least: float = 1.0) -> dict[str, list[float]]:
+    """Ratios of each kind of operation, a pair each where much of its time lies beside copies."""
+    kinds: defaultdict[str, list[float]] = defaultdict(list)
+    for rest, busy in pairs:
+        for kind, before in rest.compute_ns.items():
+            share = busy.beside.get(kind, 0.0)
+            if before and share > _LEAST_SHARE:
+                kinds[kind].append(_alone_ratio(before, busy.compute_ns[kind], share, least))
+    return kinds
+
+
+def _alone_ratio(before: float, after: float, share: float, least: float = 1.0) -> float:
+    """How much longer it would take beside a channel that never rests."""
+    return max(1.0 + (after / before - 1.0) / share, least)

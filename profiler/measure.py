@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import get_args
 
@@ -20,16 +20,17 @@ from planner.documents import (
     document_hash,
 )
 from planner.documents.base import Source
-from planner.documents.costs import OperationKind
+from planner.documents.costs import LEAST_SLOWDOWN, OperationKind
 from planner.groups import CHUNK_BYTES
 from planner.memory import smallest_budget
 from profiler.bench import Bench, Tokens
 from profiler.compute import Cell, decode_cells, measure_cell, prefill_cells
-from profiler.contention import Turn, contend, slowdowns
+from profiler.contention import Turn, contend, kind_ratios, slowdowns
 from profiler.curves import figure, fit_curve, fit_surface
 from profiler.layout import BenchPlan, Layout
 from profiler.link import CopySample, copies_alone, fit_link
 from profiler.machine import Reference, describe_machine
+from profiler.observed import Observed, turns_of
 from profiler.samples import PassSamples
 from profiler.tasks import Task
 from solvers.errors import BudgetError
@@ -38,6 +39,8 @@ __all__ = ["Effort", "Measurement"]
 
 _MOST_PREFILL_TOKENS = 1024
 """Attention and experts compute in tiles of fewer rows: more tokens cost in proportion."""
+_COPIED: tuple[OperationKind, ...] = ("expert", "head")
+"""What a run computes from units that it has just copied."""
 _SLOTS = (12, 8, 6, 4, 3, 2, 1)
 
 
@@ -58,11 +61,11 @@ class Effort:
         Of contention: alternations, and passes in each.
     """
 
-    cell_ns: int = 150_000_000
+    cell_ns: int = 100_000_000
     rounds: int = 2
     fills: int = 3
     turns: int = 2
-    passes: int = 6
+    passes: int = 4
 
 
 @dataclass(slots=True)
@@ -81,6 +84,11 @@ class Measurement:
         Bandwidth to hold reads to.
     effort
         How long.
+
+    Attributes
+    ----------
+    runs
+        What real runs beside the measuring did.
     """
 
     source: WeightSource
@@ -91,6 +99,7 @@ class Measurement:
     samples: PassSamples = field(default_factory=PassSamples)
     copies: list[CopySample] = field(default_factory=list)
     pairs: list[tuple[Turn, Turn]] = field(default_factory=list)
+    runs: list[Observed] = field(default_factory=list)
     reference: Reference = field(default_factory=Reference)
     order: Random = field(default_factory=lambda: Random(0))
 
@@ -173,7 +182,7 @@ class Measurement:
 
     def _contention_tasks(self) -> list[Task]:
         tasks = []
-        for cell, rows in ((Cell(1, None, 32), 1), (Cell(16, None, 32), 4), (Cell(8, 32, 32), 32)):
+        for cell, rows in ((Cell(1, None, 32), 1), (Cell(16, None, 32), 4), (Cell(8, 32, 32), 128)):
             plan = self._streaming(cell)
             if plan is None:
                 continue
@@ -219,7 +228,7 @@ class Measurement:
             kind: fit_curve(self.samples.rows(kind)) for kind in kinds if self.samples.rows(kind)
         }
         ratios = slowdowns(self.pairs, self._alone_rate(), self._tag)
-        return CostProfile(
+        costs = CostProfile(
             model_hash=document_hash(self.model),
             hardware_hash=document_hash(hardware),
             dtype=self.model.dtype,  # type: ignore[arg-type]
@@ -234,6 +243,29 @@ class Measurement:
                 for kind in get_args(OperationKind)
                 if kind in ratios.by_kind
             },
+        )
+        return self._as_in_runs(costs)
+
+    def _as_in_runs(self, costs: CostProfile) -> CostProfile:
+        """With the slowdowns that real runs show, for what was copied as they went."""
+        if self.paced_bytes_per_second:
+            # their reads were not paced
+            return costs
+        turns = [turns_of(costs, run) for run in self.runs]
+        prefill, decode = (
+            {
+                kind: figure(found, self._tag)
+                for kind, found in kind_ratios(
+                    (turn[phase] for turn in turns), LEAST_SLOWDOWN
+                ).items()
+                if kind in _COPIED
+            }
+            for phase in ("prefill", "decode")
+        )
+        return replace(
+            costs,
+            slowdown_by_kind={**costs.slowdown_by_kind, **decode},
+            prefill_slowdown_by_kind=prefill,
         )
 
     def _alone_rate(self) -> float:

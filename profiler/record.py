@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,10 +14,11 @@ import torch
 from executor.device import DTYPES, Device
 from executor.generation import Generation
 from executor.source import WeightSource
-from planner.documents import LayerPolicy, ModelSpec, Policy, Workload
+from planner.documents import Event, LayerPolicy, ModelSpec, Policy, Workload
 from planner.groups import CHUNK_BYTES
 from planner.memory import account_device, default_head_tiling, smallest_budget
 from planner.routing import TraceArrays
+from profiler.observed import Observed
 from solvers.errors import BudgetError, OptionError
 
 __all__ = ["Recording", "longest_prompt", "record_routing", "recording_policy"]
@@ -25,15 +27,25 @@ _NEW_TOKENS = 16
 _SLOTS = 6
 
 
+_LEAST_DECODE = 4
+"""Decode passes that are made in any case."""
+
+
 @dataclass(frozen=True, eq=False)
 class Recording:
     """What a recorded run leaves.
 
-    ``decoded`` are the generated tokens in the order in which decode passes embedded them.
+    ``decoded`` are the generated tokens in the order in which decode passes embedded them;
+    ``observed`` is what the first passes did, operation by operation.
     """
 
     arrays: TraceArrays
     decoded: tuple[int, ...]
+    observed: Observed
+
+
+class _EnoughError(Exception):
+    """Ends a run after a pass."""
 
 
 def recording_policy(
@@ -117,8 +129,8 @@ def record_routing(
     memory_bytes: int,
     *,
     new_tokens: int = _NEW_TOKENS,
-    most_seconds: float = 60.0,
-    progress: Callable[[int, int], None] | None = None,
+    most_seconds: float = 20.0,
+    most_groups: int | None = None,
 ) -> Recording:
     """Run ``prompts`` and keep which experts each token chose, and the tokens generated.
 
@@ -133,9 +145,9 @@ def record_routing(
     new_tokens
         Tokens generated for each.
     most_seconds
-        Prompts are run in groups; no new group is begun after this.
-    progress
-        Called after each pass with tokens so far and to come.
+        No further pass is begun after this, once there is prefill and a few passes of decode.
+    most_groups
+        Prompts are run in groups; no more than so many.
 
     Raises
     ------
@@ -169,16 +181,25 @@ def record_routing(
     begun = time.monotonic()
     parts: list[TraceArrays] = []
     tokens: list[int] = []
-    for start in range(0, len(prompts), workload.requests):
-        if parts and time.monotonic() - begun > most_seconds:
+    events: tuple[Event, ...] = ()
+    for number, start in enumerate(range(0, len(prompts), workload.requests)):
+        if parts and (number == most_groups or time.monotonic() - begun > most_seconds):
             break
         group = [list(tokens) for tokens in prompts[start : start + workload.requests]]
         run = Generation(device, group, new_tokens, frozenset())
-        run.run(progress)
+
+        def enough(made: int, _: int, sequences: int = len(group)) -> None:
+            if made > _LEAST_DECODE * sequences and time.monotonic() - begun > most_seconds:
+                raise _EnoughError
+
+        with suppress(_EnoughError):
+            run.run(enough)
         parts.append(run.routing.arrays())
         # step by step, as decode passes embed them
         tokens += [token for step in zip(*run.results, strict=True) for token in step]
-    return Recording(_joined(parts, workload.requests), tuple(tokens))
+        events = events or tuple(run.recorder.timeline().events())
+    observed = Observed(events, new_tokens, longest, policy.head_tiles)
+    return Recording(_joined(parts, workload.requests), tuple(tokens), observed)
 
 
 def _joined(parts: Sequence[TraceArrays], group: int) -> TraceArrays:

@@ -20,7 +20,19 @@ from planner.documents.base import (
     Source,
 )
 
-__all__ = ["Channel", "CostProfile", "Curve", "Hardware", "OperationKind", "Surface", "Tier"]
+__all__ = [
+    "LEAST_SLOWDOWN",
+    "Channel",
+    "CostProfile",
+    "Curve",
+    "Hardware",
+    "OperationKind",
+    "Surface",
+    "Tier",
+]
+
+LEAST_SLOWDOWN = 0.5
+"""No kind of operation is faster than twice its own speed for what is copied beside it."""
 
 OperationKind = Literal[
     "embed",
@@ -131,6 +143,11 @@ class Curve:
         """
         return _interpolate(self.rows, self.duration_ns, rows)
 
+    def tiled(self, rows: int, most: int) -> int:
+        """Duration in ns where at most ``most`` rows are computed at once."""
+        whole, rest = divmod(rows, most)
+        return whole * self(most) + self(rest)
+
     def covers(self, rows: int) -> bool:
         """Whether ``rows`` lies inside the measured range."""
         return self.rows[0] <= rows <= self.rows[-1]
@@ -203,7 +220,11 @@ class CostProfile(Document):
         Measured ratios >= 1: a copy while compute runs, compute while a copy runs.
     slowdown_by_kind
         ``compute_slowdown`` of single operation kinds, where it was measured; the others share
-        the common one. (What reads from the disk suffers most, what fits the caches least.)
+        the common one. (What reads from the disk suffers most, what fits the caches least; below
+        1 where what was just copied is at hand sooner than what was not.)
+    prefill_slowdown_by_kind
+        The same in prefill, where many rows make other things scarce; what is not in it is as in
+        decode.
     reference_ns
         A fixed operation repeated through the profile; its spread tells the machine's drift.
     """
@@ -220,6 +241,7 @@ class CostProfile(Document):
     compute_slowdown: Figure
     reference_ns: Figure
     slowdown_by_kind: dict[OperationKind, Figure] = field(default_factory=dict)
+    prefill_slowdown_by_kind: dict[OperationKind, Figure] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         missing = sorted(_ALWAYS_NEEDED - set(self.curves))
@@ -228,9 +250,20 @@ class CostProfile(Document):
         for name in ("copy_slowdown", "compute_slowdown"):
             if getattr(self, name).value < 1:
                 raise ValueError(f"{name} is below 1")
-        for kind, slowdown in self.slowdown_by_kind.items():
-            if slowdown.value < 1:
-                raise ValueError(f"slowdown_by_kind: {kind} is below 1")
+        for name in ("slowdown_by_kind", "prefill_slowdown_by_kind"):
+            for kind, slowdown in getattr(self, name).items():
+                if slowdown.value < LEAST_SLOWDOWN:
+                    raise ValueError(f"{name}: {kind} is below {LEAST_SLOWDOWN}")
+
+    def slowdown(self, kind: str, phase: str) -> float:
+        """How much longer one kind takes in a phase while a copy runs."""
+        known: list[dict[OperationKind, Figure]] = [self.slowdown_by_kind]
+        if phase == "prefill":
+            known.insert(0, self.prefill_slowdown_by_kind)
+        for figures in known:
+            if kind in figures:
+                return figures[kind].value
+        return self.compute_slowdown.value
 
 
 _ALWAYS_NEEDED: frozenset[OperationKind] = frozenset(

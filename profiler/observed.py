@@ -1,0 +1,87 @@
+"""What a real run says of the curves: the same operations, as a run meets them.
+
+On a bench weights are resident. In a run most experts and head tiles have just been copied when
+they are used, and the next copy is under way: what lies behind the caches is another thing, and so
+are the neighbours. Routing is recorded in a real run, so its events are there to be asked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+
+from planner.documents import CostProfile, Curve, Event
+from planner.memory import EXPERT_TILE_ROWS
+from profiler.contention import Turn, beside
+
+__all__ = ["Observed", "alone_ns", "turns_of"]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The first passes of a run: the events of its first group.
+
+    Attributes
+    ----------
+    events
+        Of compute and copies.
+    passes
+        Passes of a group; the first of each is prefill.
+    prompt_tokens
+        Of the longest prompt.
+    head_tiles
+        Tiles of the whole head.
+    uniform
+        Whether all prompts are about as long: only then prefill's attention can be compared.
+    """
+
+    events: tuple[Event, ...]
+    passes: int
+    prompt_tokens: int
+    head_tiles: int
+    uniform: bool = False
+
+    def phase(self, event: Event) -> str:
+        """Which phase an event belongs to."""
+        return "decode" if event.pass_index % self.passes else "prefill"
+
+
+def alone_ns(costs: CostProfile, run: Observed, event: Event) -> int | None:
+    """What the curves say of an operation with nothing beside it; None where they say nothing."""
+    if event.kind == "attention":
+        step = event.pass_index % run.passes
+        if step:
+            return costs.attention_decode(event.rows, run.prompt_tokens + step)
+        sequences = -(-event.rows // run.prompt_tokens)
+        surface = costs.attention_prefill
+        return surface(sequences, run.prompt_tokens) if run.uniform else None
+    curve: Curve | None = costs.curves.get(event.kind)  # type: ignore[call-overload]
+    if curve is None:
+        return None
+    if event.kind == "head":
+        return math.ceil(curve(event.rows) / run.head_tiles)
+    if event.kind in ("expert", "dense_mlp", "shared_expert"):
+        return curve.tiled(event.rows, EXPERT_TILE_ROWS)
+    return curve(event.rows)
+
+
+def turns_of(costs: CostProfile, run: Observed) -> dict[str, tuple[Turn, Turn]]:
+    """By phase, (as the curves say, as it was): sums over all operations of each kind."""
+    copies = [event for event in run.events if event.channel == "disk"]
+    found = {}
+    for phase in ("prefill", "decode"):
+        expected: defaultdict[str, float] = defaultdict(float)
+        measured: defaultdict[str, float] = defaultdict(float)
+        compared: list[Event] = []
+        for event in run.events:
+            if event.channel != "compute" or run.phase(event) != phase:
+                continue
+            alone = alone_ns(costs, run, event)
+            if alone:
+                expected[event.kind] += alone
+                measured[event.kind] += event.end_ns - event.start_ns
+                compared.append(event)
+        rest = Turn(dict(expected), dict.fromkeys(expected, 0.0), None)
+        found[phase] = (rest, Turn(dict(measured), beside(compared, copies), None))
+    return found

@@ -1,0 +1,111 @@
+"""What a real run says of the curves, by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from executor import open_weights
+from planner.documents import CostProfile, Curve, Event, Figure, Surface
+from profiler.contention import kind_ratios
+from profiler.observed import Observed, alone_ns, turns_of
+from profiler.record import record_routing
+
+
+def line(each: int) -> Curve:
+    """``each`` ns a row."""
+    return Curve((1, 2000), (each, 2000 * each), (0, 0), (1, 1), "measured")
+
+
+@pytest.fixture
+def costs() -> CostProfile:
+    one = Figure(1.0, "measured", None, 1)
+    kinds = ("embed", "router", "expert", "combine", "head", "sample")
+    surface = Surface((8, 16), (line(10), line(20)))
+    return CostProfile(
+        model_hash="0" * 64,
+        hardware_hash="0" * 64,
+        dtype="float32",
+        curves={kind: line(100) for kind in kinds},  # type: ignore[misc]
+        attention_decode=surface,
+        attention_prefill=surface,
+        copy_slowdown=one,
+        compute_slowdown=one,
+        reference_ns=one,
+    )
+
+
+def event(kind: str, pass_index: int, start: int, end: int, rows: int = 0) -> Event:
+    channel = "disk" if kind.startswith("copy") else "compute"
+    return Event(kind, channel, pass_index, 0, 0, start, end, rows, 0)
+
+
+EVENTS = (
+    event("attention", 0, 0, 500, 48),
+    # 3 rows at 100 ns each, of which half the time lies beside the copy
+    event("expert", 0, 500, 900, 3),
+    event("copy_demand", 0, 700, 1100),
+    event("wait_expert", 0, 900, 1000),
+    # pass 1 of two is decode: 4 sequences of 12 + 1 positions
+    event("attention", 1, 1100, 1200, 4),
+    # one of 5 tiles for 10 rows: 200 ns
+    event("head", 1, 1200, 1500, 10),
+    event("copy_head", 1, 1200, 1500),
+    # the next group's prefill
+    event("expert", 2, 2000, 2100, 1),
+)
+RUN = Observed(EVENTS, 2, 12, 5)
+
+
+def test_each_operation_is_held_against_its_curve(costs: CostProfile) -> None:
+    expected = [None, 300, None, None, 65, 200, None, 100]
+    assert [alone_ns(costs, RUN, one) for one in EVENTS] == expected
+    # prompts of one length: 48 tokens are 4 sequences of 12; midway between 10 and 20 ns a row
+    uniform = Observed(EVENTS, 2, 12, 5, uniform=True)
+    assert alone_ns(costs, uniform, EVENTS[0]) == 60
+    # more rows than a tile holds take two tiles
+    assert alone_ns(costs, RUN, event("expert", 0, 0, 1, 1025)) == 102_500
+
+
+def test_slowdowns_of_a_run(costs: CostProfile) -> None:
+    turns = turns_of(costs, RUN)
+    rest, busy = turns["prefill"]
+    assert rest.compute_ns == {"expert": 400.0}
+    assert busy.compute_ns == {"expert": 500.0}
+    assert busy.beside == {"expert": 200 / 500}
+    # 25% longer in all, where two fifths of the time lay beside copies
+    assert kind_ratios([turns["prefill"]])["expert"] == pytest.approx([1 + 0.25 / 0.4])
+    # the head took half as long again, beside copies all along; attention lay beside none
+    assert kind_ratios([turns["decode"]]) == {"head": [1.5]}
+
+
+def test_a_copied_unit_may_be_faster_than_one_at_rest(costs: CostProfile) -> None:
+    events = (event("expert", 1, 0, 240, 3), event("copy_demand", 1, 0, 240))
+    turn = turns_of(costs, Observed(events, 2, 12, 5))["decode"]
+    assert kind_ratios([turn], 0.5)["expert"] == pytest.approx([0.8])
+    assert kind_ratios([turn])["expert"] == [1.0]
+
+
+def test_recording_routing_keeps_what_its_first_passes_did(
+    checkpoint: Callable[[str], Path], prompts: list[list[int]]
+) -> None:
+    with open_weights(checkpoint("mixtral")) as source:
+        found = record_routing(source, prompts, 64 << 20, new_tokens=3).observed
+    assert found.passes == 3
+    assert found.prompt_tokens == max(map(len, prompts))
+    assert {found.phase(one) for one in found.events} == {"prefill", "decode"}
+    assert {"expert", "head", "router"} <= {one.kind for one in found.events}
+
+
+def test_no_pass_is_begun_when_time_is_up(
+    checkpoint: Callable[[str], Path], prompts: list[list[int]]
+) -> None:
+    """But prefill and a few passes of decode are made."""
+    with open_weights(checkpoint("mixtral")) as source:
+        found = record_routing(source, prompts, 64 << 20, new_tokens=16, most_seconds=0.0)
+    tokens = len(prompts)
+    # five new tokens of each are made, of which the last is not fed
+    assert len(found.decoded) == 5 * tokens
+    assert int((found.arrays.phase == 1).sum()) == 4 * tokens
