@@ -1,0 +1,164 @@
+"""Everything decided in one CP-SAT model, for small instances: the referee of the decomposition.
+
+Residents, slots, the order of copies and the order of work, over all passes at once. Copies are in
+one piece, computation follows the stages, an item is worked on after its stage's lead and its copy,
+and holds a slot from the start of the copy to the end of the work; a start unit to the end of the
+lead. The demand is known from the outset and no prefetch is wasted, so with several passes, whose
+demands differ, the value is a bound for any policy that does not know them; with one pass there is
+nothing that a schedule could not know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ortools.sat.python import cp_model
+
+from solvers.errors import OptionError
+from solvers.outcome import Stop
+from solvers.problem import Problem, Unit
+from solvers.registry import Limits
+
+__all__ = ["MOST_COPIES", "Joint", "solve_joint"]
+
+MOST_COPIES = 200
+"""Copies of a model that CP-SAT closes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """Best value and bound (ns, weighted); they are equal when ``stop`` says optimal."""
+
+    stop: Stop
+    value_ns: int | None
+    bound_ns: int
+
+
+class _Model:
+    """Variables and constraints, run by run."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.model = cp_model.CpModel()
+        scenarios = problem.scenarios
+        copies = int(problem.copy_ns.sum()) + sum(
+            s.start.copy_ns for s in problem.stages if s.start
+        )
+        self.horizon = int(scenarios.compute_ns.sum()) + copies * scenarios.passes
+        self.kept = [[self.model.new_bool_var("") for _ in stage.items] for stage in problem.stages]
+        self.start_kept = [
+            self.model.new_bool_var("") if stage.start else None for stage in problem.stages
+        ]
+        self.slots = self.model.new_int_var(0, 1 + scenarios.demand.size, "")
+        self.start_slots = self.model.new_int_var(0, 1 + len(problem.stages), "")
+        self._memory()
+        self.ends: list[Any] = []
+        for run in scenarios.runs():
+            self._run(run)
+        total = 0
+        for index in range(scenarios.passes):
+            first = index in scenarios.run_starts
+            before = 0 if first else self.ends[index - 1]
+            total += int(scenarios.weight[index]) * (self.ends[index] - before)
+        self.model.minimize(total)
+
+    def _memory(self) -> None:
+        problem, model = self.problem, self.model
+        sizes = [s.start.held_bytes if s.start else 0 for s in problem.stages]
+        largest = model.new_int_var(0, max(sizes, default=0), "")
+        room = model.new_int_var(0, problem.capacity_bytes, "")
+        model.add_multiplication_equality(room, [largest, self.start_slots])
+        total: Any = self.slots * problem.slot_bytes + room
+        for index, stage in enumerate(problem.stages):
+            kept = self.start_kept[index]
+            if kept is not None:
+                total += kept * sizes[index]
+                model.add(largest >= sizes[index]).only_enforce_if(~kept)
+                model.add(self.start_slots >= 1).only_enforce_if(~kept)
+            for item, unit in enumerate(stage.items):
+                total += self.kept[index][item] * unit.held_bytes
+                model.add(self.slots >= 1).only_enforce_if(~self.kept[index][item])
+            if stage.sequential:
+                for one, after in zip(self.kept[index], self.kept[index][1:], strict=False):
+                    model.add_implication(after, one)
+        model.add(total <= problem.capacity_bytes)
+
+    def _time(self) -> Any:
+        return self.model.new_int_var(0, self.horizon, "")
+
+    def _copy(self, unit: Unit, kept: Any, channel: list[Any], holds: list[Any]) -> tuple[Any, Any]:
+        """Start of a copy that takes place unless ``kept``, and the end of its stay in a slot."""
+        begins, leaves, stay = self._time(), self._time(), self._time()
+        ends = self._time()
+        channel.append(self.model.new_optional_interval_var(begins, unit.copy_ns, ends, ~kept, ""))
+        holds.append(self.model.new_optional_interval_var(begins, stay, leaves, ~kept, ""))
+        return ends, leaves
+
+    def _run(self, run: range) -> None:
+        model, problem, scenarios = self.model, self.problem, self.problem.scenarios
+        channel: list[Any] = []
+        holds: list[Any] = []
+        start_holds: list[Any] = []
+        now: Any = 0
+        for index in run:
+            for at, stage in enumerate(problem.stages):
+                begins = self._time()
+                model.add(begins >= now + int(scenarios.prologue_ns[index, at]))
+                known = self._time()
+                model.add(known == begins + int(scenarios.lead_ns[index, at]))
+                kept = self.start_kept[at]
+                if stage.start is not None and kept is not None:
+                    arrives, leaves = self._copy(stage.start, kept, channel, start_holds)
+                    model.add(begins >= arrives).only_enforce_if(~kept)
+                    model.add(leaves == known).only_enforce_if(~kept)
+                compute: list[Any] = []
+                ends = self._time()
+                for item in scenarios.demand[index, at].nonzero()[0].tolist():
+                    work = int(scenarios.work_ns[index, at, item])
+                    begin, end = self._time(), self._time()
+                    compute.append(model.new_interval_var(begin, work, end, ""))
+                    model.add(begin >= known)
+                    model.add(ends >= end + int(scenarios.epilogue_ns[index, at]))
+                    stays = self.kept[at][item]
+                    arrives, leaves = self._copy(stage.items[item], stays, channel, holds)
+                    model.add(begin >= arrives).only_enforce_if(~stays)
+                    model.add(leaves == end).only_enforce_if(~stays)
+                model.add(ends >= known + int(scenarios.epilogue_ns[index, at]))
+                model.add_no_overlap(compute)
+                now = ends
+            self.ends.append(now)
+        model.add_no_overlap(channel)
+        model.add_cumulative(holds, [1] * len(holds), self.slots)
+        model.add_cumulative(start_holds, [1] * len(start_holds), self.start_slots)
+
+
+def solve_joint(problem: Problem, limits: Limits) -> Joint:
+    """Solve a small instance.
+
+    Raises
+    ------
+    OptionError
+        If the instance is too large, or measures something else than time.
+    """
+    count = int((problem.scenarios.demand > 0).sum())
+    count += problem.scenarios.passes * len(problem.stages)
+    if count > MOST_COPIES:
+        raise OptionError(f"the joint model is for at most {MOST_COPIES} copies, not {count}")
+    if problem.measure != "time":
+        raise OptionError(f"the joint model measures time, not {problem.measure}")
+    built = _Model(problem)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.catch_sigint_signal = False
+    solver.parameters.random_seed = limits.seed
+    solver.parameters.max_deterministic_time = limits.work
+    solver.parameters.max_time_in_seconds = limits.seconds
+    status = solver.solve(built.model)
+    if status == cp_model.INFEASIBLE:
+        return Joint(Stop.INFEASIBLE, None, 0)
+    bound = round(solver.best_objective_bound)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return Joint(Stop.TIME_LIMIT, None, bound)
+    stop = Stop.OPTIMAL if status == cp_model.OPTIMAL else Stop.TIME_LIMIT
+    return Joint(stop, round(solver.objective_value), bound)

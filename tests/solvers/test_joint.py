@@ -1,0 +1,151 @@
+"""The joint model against all residents, slots, orders of copies and orders of work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import permutations, product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from solvers.errors import OptionError
+from solvers.joint import solve_joint
+from solvers.outcome import Stop
+from solvers.problem import Problem, Stage
+from solvers.registry import Limits, load
+from solvers.replay import measure, replay
+
+LIMITS = Limits(work=20.0, seconds=60.0)
+
+
+def tiny(make: Any, seed: int) -> Problem:
+    """One pass of two stages with one or two items each."""
+    rng = np.random.default_rng([seed, 3])
+    width = [int(rng.integers(1, 3)) for _ in range(2)]
+    stages = tuple(
+        Stage(
+            make.unit(int(rng.integers(1, 40)), 3) if rng.random() < 0.5 else None,
+            tuple(make.unit(int(rng.integers(5, 40)), 4) for _ in range(count)),
+        )
+        for count in width
+    )
+    demand = np.zeros((1, 2, 2), dtype=int)
+    for at, count in enumerate(width):
+        demand[0, at, :count] = (rng.random(count) < 0.8) * rng.integers(1, 4, count)
+    scenarios = make.scenarios(
+        demand.tolist(),
+        lead=int(rng.integers(0, 40)),
+        prologue=int(rng.integers(0, 9)),
+        epilogue=int(rng.integers(0, 5)),
+    )
+    return Problem(stages, scenarios, int(rng.integers(7, 20)), 4)
+
+
+def outcomes(problem: Problem) -> Iterator[int]:
+    """The time of every choice, as early as its orders allow; those that block are left out."""
+    scenarios, stages = problem.scenarios, problem.stages
+    units = [(at, item) for at, stage in enumerate(stages) for item in range(len(stage.items))]
+    starts = [at for at, stage in enumerate(stages) if stage.start is not None]
+    everything = [*units, *((at, -1) for at in starts)]
+    for kept in product((False, True), repeat=len(everything)):
+        stays = {unit for unit, one in zip(everything, kept, strict=True) if one}
+        streams = [at for at in starts if (at, -1) not in stays]
+        waits = any(unit not in stays for unit in units)
+        copied = [(at, -1) for at in streams]
+        copied += [unit for unit in units if unit not in stays and scenarios.demand[0][unit]]
+        used = sum(3 if item == -1 else 4 for _, item in stays)
+        for slots, start_slots in product(range(4), range(3)):
+            if (streams and not start_slots) or (waits and not slots):
+                continue
+            if used + 4 * slots + (3 * start_slots if streams else 0) > problem.capacity_bytes:
+                continue
+            asked = [
+                [item for item in range(len(stage.items)) if scenarios.demand[0, at, item]]
+                for at, stage in enumerate(stages)
+            ]
+            for order in permutations(copied):
+                for works in product(*(list(permutations(one)) for one in asked)):
+                    taken = follow(problem, list(order), works, slots, start_slots)
+                    if taken is not None:
+                        yield taken
+
+
+def follow(
+    problem: Problem, order: list[tuple[int, int]], works: Any, slots: int, start_slots: int
+) -> int | None:
+    """Earliest times, copy by copy and work by work, as each waits for the other."""
+    scenarios = problem.scenarios
+    arrived: dict[tuple[int, int], int] = {}
+    # when each slot is free; a held one is None until its holder has left
+    holders: dict[str, list[tuple[int, int]]] = {"item": [], "start": []}
+    left: dict[tuple[int, int], int] = {}
+    todo = list(order)
+    free_at = 0
+
+    def copy_next() -> bool:
+        nonlocal free_at
+        at, item = todo[0]
+        kind, room = ("start", start_slots) if item == -1 else ("item", slots)
+        mine = holders[kind]
+        begins = free_at
+        if len(mine) >= room:
+            # all but room - 1 of those before it must have left
+            times = sorted(left.get(one, 1 << 60) for one in mine)
+            begins = max(begins, times[len(mine) - room])
+        if begins >= 1 << 60:
+            return False
+        unit = problem.stages[at].start if item == -1 else problem.stages[at].items[item]
+        assert unit is not None
+        mine.append(todo.pop(0))
+        free_at = arrived[at, item] = begins + unit.copy_ns
+        return True
+
+    def wait(unit: tuple[int, int], now: int) -> int | None:
+        while unit in todo:
+            if not copy_next():
+                return None
+        return max(now, arrived.get(unit, now))
+
+    now: int | None = 0
+    for at in range(len(problem.stages)):
+        assert now is not None
+        now = wait((at, -1), now + int(scenarios.prologue_ns[0, at]))
+        if now is None:
+            return None
+        now += int(scenarios.lead_ns[0, at])
+        left[at, -1] = now
+        for item in works[at]:
+            now = wait((at, item), now)
+            if now is None:
+                return None
+            now += int(scenarios.work_ns[0, at, item])
+            left[at, item] = now
+        now += int(scenarios.epilogue_ns[0, at])
+    return now
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_the_brute_force_optimum(make: Any, seed: int) -> None:
+    problem = tiny(make, seed)
+    best = min(outcomes(problem), default=None)
+    joint = solve_joint(problem, LIMITS)
+    assert joint.value_ns == best
+    if best is None:
+        assert joint.stop is Stop.INFEASIBLE
+        return
+    assert joint.stop is Stop.OPTIMAL
+    assert joint.bound_ns == best
+    schedule = load("on-demand").solve(problem, LIMITS).schedule
+    assert schedule is not None
+    assert measure(problem, replay(problem, schedule)) >= best
+
+
+def test_what_it_cannot_do_is_refused(make: Any) -> None:
+    problem = tiny(make, 0)
+    with pytest.raises(OptionError, match="measures time, not bytes"):
+        solve_joint(problem.replace(measure="bytes"), LIMITS)
+    wide = make.scenarios([[[1] * 50] * 5])
+    stages = (Stage(None, (make.unit(1, 1),) * 50),) * 5
+    with pytest.raises(OptionError, match="at most 200 copies, not 255"):
+        solve_joint(Problem(stages, wide, 10, 1), LIMITS)
