@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 
 VERIFIED_FILE = "verified.json"
 _SLICE_BYTES = 8 << 20
+_LONG_BYTES = 1 << 30
+"""More takes seconds to read, which a user should know the reason of."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,13 @@ def ensure_verified(store: Path, index: StoreIndex) -> None:
         Naming the first unit that differs.
     """
     state = Verified.of(store, index)
+    level = logging.WARNING if index.data_bytes >= _LONG_BYTES else logging.INFO
     try:
         if load_document(Verified, store / VERIFIED_FILE) == state:
             return
-        _log.warning("moeplan: %s was copied or changed: all of it is verified again", store)
+        _log.log(level, "moeplan: %s was copied or changed: all of it is verified again", store)
     except DocumentError:
-        _log.warning("moeplan: %s was not verified yet: all of it is read once", store)
+        _log.log(level, "moeplan: %s was not verified yet: all of it is read once", store)
     verify_units(store, index)
     remember(store, state)
 
@@ -72,7 +75,7 @@ def remember(store: Path, state: Verified) -> None:
     try:
         write_document(state, store / VERIFIED_FILE)
     except DocumentError as error:
-        _log.warning("moeplan: %s; the store will be verified again by the next command", error)
+        _log.info("%s; the store will be verified again by the next command", error)
 
 
 def verify_units(
@@ -101,14 +104,13 @@ def verify_units(
 
 def digest(file: DirectFile, offset: int, size_bytes: int) -> str:
     """Checksum of bytes on the disk, read past the page cache."""
-    digest = hashlib.blake2b(digest_size=16)
-    with mmap.mmap(-1, _SLICE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as buffer:
-        memory = memoryview(buffer)
-        done = 0
-        while done < size_bytes:
-            part = min(size_bytes - done, _SLICE_BYTES)
-            file.read(memory[: aligned(part)], offset + done, part)
-            digest.update(memory[:part])
-            done += part
-        memory.release()
-    return digest.hexdigest()
+    found = hashlib.blake2b(digest_size=16)
+    # never closed by hand: Control-C leaves slices of it in frames, and closing would then fail
+    memory = memoryview(mmap.mmap(-1, _SLICE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    done = 0
+    while done < size_bytes:
+        part = min(size_bytes - done, _SLICE_BYTES)
+        file.read(memory[: aligned(part)], offset + done, part)
+        found.update(memory[:part])
+        done += part
+    return found.hexdigest()

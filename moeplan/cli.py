@@ -75,4 +75,9 @@ def entry() -> None:
         code = 0
     # the work is done or given up: a late Control-C must not end in a traceback
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if code == _INTERRUPTED:
+        # a native library that was interrupted while it ran Python makes the interpreter end as if
+        # nobody had caught it: by the signal, not with this code
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)

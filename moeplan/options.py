@@ -171,35 +171,18 @@ def check_output(path: Path, option: str, inputs: Sequence[Path | None] = ()) ->
         raise OptionError(f"{option} {path}: the folder {parent} cannot be written to")
 
 
-def check_new_folder(
-    path: Path, option: str, mark: str, inputs: Sequence[Path | None] = ()
-) -> None:
-    """Make sure, before any long work, that a folder of ours can be made or renewed at ``path``.
-
-    Parameters
-    ----------
-    path, option
-        The folder, and the option that names it.
-    mark
-        A file that says that a folder is one of ours; any other folder that is not empty is
-        refused.
-    inputs
-        Folders that are read.
+def check_new_folder(path: Path, option: str, inputs: Sequence[Path | None] = ()) -> None:
+    """Make sure, before any long work, that a folder can be made or written to at ``path``.
 
     Raises
     ------
     OptionError
-        If ``path`` is a file, an input, a foreign folder, or cannot be written to.
+        If ``path`` is a file, is read, or cannot be written to.
     """
     if path.exists() and not path.is_dir():
         raise OptionError(f"{option} {path} is a file; name a folder")
     check_not_read(path, option, inputs)
-    if path.is_dir():
-        if not (path / mark).exists() and any(path.iterdir()):
-            raise OptionError(f"{option} {path} holds other files; name a new folder")
-        check_output(path / mark, option)
-    else:
-        check_output(path, option)
+    check_output(path / "file" if path.is_dir() else path, option)
 
 
 def read_prompts(path: Path) -> list[str] | list[list[int]]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import random
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from executor.allocator import tune_process
@@ -22,8 +26,10 @@ from solvers.errors import CheckpointError, OptionError, UnsupportedError
 
 __all__ = ["profile_checkpoint"]
 
+_INDEX = "profile.json"
+_STAGED = ".new"
 _FILES = frozenset(
-    ("profile.json", "hardware.json", "model.json", "costs.json", "routing.json", "routing.npz")
+    (_INDEX, "hardware.json", "model.json", "costs.json", "routing.json", "routing.npz", _STAGED)
 )
 _PROMPTS = 64
 _SYNTHETIC_LENGTHS = (16, 160)
@@ -147,33 +153,61 @@ def _write(
     hardware = measurement.hardware()
     costs = measurement.costs(hardware)
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        with _staged(out) as staged:
+            write_document(hardware, staged / "hardware.json")
+            write_document(model, staged / "model.json")
+            write_document(costs, staged / "costs.json")
+            routing = write_trace(
+                staged,
+                arrays,
+                model_hash=document_hash(model),
+                moe_layers=tuple(layer.index for layer in model.layers if layer.experts),
+                expert_count=max(layer.experts for layer in model.layers),
+                source="synthetic" if model.synthetic else "measured",
+            )
+            index = ProfileIndex(
+                checkpoint=str(checkpoint.absolute()),
+                store=None if store is None else str(store.absolute()),
+                checkpoint_fingerprint=source.fingerprint,
+                store_fingerprint=source.store_fingerprint,
+                memory_bytes=measurement.memory_bytes,
+                hardware_hash=document_hash(hardware),
+                model_hash=document_hash(model),
+                costs_hash=document_hash(costs),
+                routing_hash=document_hash(routing),
+            )
+            write_document(index, staged / _INDEX)
     except OSError as error:
-        raise OptionError(f"{out}: cannot be made: {error.strerror}") from error
-    write_document(hardware, out / "hardware.json")
-    write_document(model, out / "model.json")
-    write_document(costs, out / "costs.json")
-    routing = write_trace(
-        out,
-        arrays,
-        model_hash=document_hash(model),
-        moe_layers=tuple(layer.index for layer in model.layers if layer.experts),
-        expert_count=max(layer.experts for layer in model.layers),
-        source="synthetic" if model.synthetic else "measured",
-    )
-    index = ProfileIndex(
-        checkpoint=str(checkpoint.absolute()),
-        store=None if store is None else str(store.absolute()),
-        checkpoint_fingerprint=source.fingerprint,
-        store_fingerprint=source.store_fingerprint,
-        memory_bytes=measurement.memory_bytes,
-        hardware_hash=document_hash(hardware),
-        model_hash=document_hash(model),
-        costs_hash=document_hash(costs),
-        routing_hash=document_hash(routing),
-    )
-    write_document(index, out / "profile.json")
+        raise OptionError(f"{out}: cannot be written: {error.strerror}") from error
     return index
+
+
+@contextmanager
+def _staged(out: Path) -> Iterator[Path]:
+    """A folder inside ``out`` whose files move to ``out`` at the end, the index last.
+
+    What fails halfway leaves an older profile as it was. Two commands take turns, and what a killed
+    one left is cleared by the next.
+    """
+    fresh = not out.exists()
+    out.mkdir(parents=True, exist_ok=True)
+    lock = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
+    staged = out / _STAGED
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir()
+        try:
+            yield staged
+            for path in sorted(staged.iterdir(), key=lambda path: path.name == _INDEX):
+                path.replace(out / path.name)
+            os.fsync(lock)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+            if fresh and not any(out.iterdir()):
+                out.rmdir()
+    finally:
+        os.close(lock)
 
 
 def _check_out(out: Path) -> None:

@@ -139,7 +139,8 @@ def write_synthetic(
     Raises
     ------
     OptionError
-        If an option is out of range, or ``out`` is something else than a synthetic checkpoint.
+        If an option is out of range, ``out`` is something else than a synthetic checkpoint, or it
+        cannot be written.
     CheckpointError, UnsupportedError
         If the configuration cannot be read, or its family cannot be synthesized.
     """
@@ -180,6 +181,8 @@ def write_synthetic(
             progress,
         )
         _move(temporary, out)
+    except OSError as error:
+        raise OptionError(f"{out}: cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return SyntheticSummary(

@@ -156,7 +156,7 @@ def profile(
     if device not in ("cpu", "cuda"):
         raise OptionError(f"--device {device!r} is unknown; choose cpu (cuda is not run yet)")
     texts = read_prompts(prompts) if prompts is not None else None
-    check_new_folder(out, "--out", "profile.json", [checkpoint, store, prompts])
+    check_new_folder(out, "--out", [checkpoint, store, prompts])
     from profiler import profile_checkpoint
 
     busy = os.getloadavg()[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import mmap
 import shutil
 import signal
@@ -16,6 +17,7 @@ import pytest
 from safetensors import safe_open
 
 from executor import open_weights, pack, verify_store
+from executor.direct import DirectFile
 from executor.store import StoreIndex
 from executor.units import Unit
 from planner.documents import load_document
@@ -187,6 +189,7 @@ def test_two_packs_at_once(checkpoint: Path, tmp_path: Path) -> None:
 def test_a_store_is_verified_once_for_each_state_of_its_file(
     checkpoint: Path, packed: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "executor.verified")
     store = tmp_path / "copy"
     shutil.copytree(packed, store)
     for said in (1, 0):
@@ -199,6 +202,19 @@ def test_a_store_is_verified_once_for_each_state_of_its_file(
     assert "was not verified yet" in caplog.text
     open_weights(checkpoint, store).close()
     assert len(caplog.records) == 1
+
+
+def test_control_c_while_a_store_is_read(
+    checkpoint: Path, packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It leaves as what it is: a slice of the buffer lives on in the interrupted frame."""
+
+    def interrupted(file: DirectFile, memory: memoryview, offset: int, size_bytes: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(DirectFile, "read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        verify_store(checkpoint, packed)
 
 
 def test_damaged_stores(checkpoint: Path, packed: Path, tmp_path: Path) -> None:

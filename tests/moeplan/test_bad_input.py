@@ -117,7 +117,7 @@ CHECKPOINT_CASES = [
         lambda tiny, here: [*profile_of(tiny, here), "--prompts", here / "none.txt"],
         ("none.txt", "no such file"),
     ),
-    Case("a folder with other files", out_is_foreign, ("out", "other files")),
+    Case("a folder with other files", out_is_foreign, ("out", "no part of a profile")),
     Case(
         "into the checkpoint",
         lambda tiny, here: ["profile", tiny, "--memory", "5000KiB", "--out", tiny],

@@ -8,13 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import profiler.folder
 from executor import pack
-from planner.documents import Workload, document_hash
+from planner.documents import Document, Workload, document_hash, write_document
 from planner.profiles import load_profile
 from planner.solve import make_plan
 from profiler import profile_checkpoint
 from profiler.measure import Effort
-from solvers.errors import BudgetError, CheckpointError, OptionError, UnsupportedError
+from solvers.errors import (
+    BudgetError,
+    CheckpointError,
+    DocumentError,
+    OptionError,
+    UnsupportedError,
+)
 
 QUICK = Effort(cell_ns=1, rounds=1, fills=1, turns=1, passes=1)
 LARGE = 64 << 20
@@ -127,6 +134,39 @@ def test_a_profile_replaces_only_a_profile(
     after = load_profile(out).index
     assert (before.memory_bytes, after.memory_bytes) == (LARGE, LARGE // 2)
     assert len(list(out.iterdir())) == 6
+
+
+def test_what_fails_while_it_is_written_leaves_what_was_there(
+    checkpoint: Callable[[str], Path],
+    prompts: list[list[int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder, out = checkpoint("mixtral"), tmp_path / "p"
+
+    def measured() -> None:
+        profile_checkpoint(folder, out, memory_bytes=LARGE, prompts=prompts, effort=QUICK)
+
+    def full(document: Document, path: Path) -> None:
+        if path.name == "costs.json":
+            raise DocumentError(f"{path}: cannot be written: No space left on device")
+        write_document(document, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(profiler.folder, "write_document", full)
+        with pytest.raises(DocumentError, match="No space"):
+            measured()
+        assert not out.exists()
+    # a command that was killed leaves its hidden folder, which the next one clears
+    (out / ".new").mkdir(parents=True)
+    (out / ".new" / "costs.json").write_text("{")
+    measured()
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert len(before) == 6
+    monkeypatch.setattr(profiler.folder, "write_document", full)
+    with pytest.raises(DocumentError, match="No space"):
+        measured()
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
 def test_bad_options_are_refused_before_anything_is_measured(
