@@ -9,7 +9,7 @@ from planner.documents import Workload
 from planner.scenarios import PassShape
 from solvers.errors import OptionError
 
-__all__ = ["OBJECTIVES", "Objective", "check_second", "objective_named"]
+__all__ = ["ALL_OBJECTIVES", "OBJECTIVES", "Objective", "check_second", "objective_named"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Objective:
         return workload.requests * workload.new_tokens
 
 
-_ALL = (
+ALL_OBJECTIVES = (
     Objective("throughput", "ns a token", "time", "all"),
     Objective("time-per-token", "ns a decode pass", "time", "decode"),
     Objective("first-token", "ns", "time", "first"),
@@ -60,7 +60,7 @@ _ALL = (
     Objective("peak-memory", "bytes", "memory", "all"),
 )
 
-OBJECTIVES: tuple[str, ...] = tuple(one.name for one in _ALL)
+OBJECTIVES: tuple[str, ...] = tuple(one.name for one in ALL_OBJECTIVES)
 
 
 def objective_named(name: str, workload: Workload) -> Objective:
@@ -71,7 +71,7 @@ def objective_named(name: str, workload: Workload) -> Objective:
     OptionError
         If there is none of this name, or the workload has nothing that it counts.
     """
-    for one in _ALL:
+    for one in ALL_OBJECTIVES:
         if one.name == name:
             if one.counts == "decode" and workload.new_tokens < 2:
                 raise OptionError(f"objective {name!r} needs at least 2 new tokens")

@@ -43,7 +43,7 @@ from planner.second import settle_second
 from planner.sizes import typed_size
 from solvers.errors import BudgetError, OptionError
 from solvers.outcome import Stop
-from solvers.registry import Feature, Limits, Progress, load, names
+from solvers.registry import Feature, Limits, Progress, load_runnable, names
 
 __all__ = ["BASELINES", "OBJECTIVES", "SOLVERS", "Entry", "document", "make_plan", "solve"]
 
@@ -140,7 +140,7 @@ def solve(
     """The winner and those it was compared with; see ``make_plan``."""
     patience = patience or Patience(False)
     goal = objective_named(objective, workload)
-    backend = load(solver)
+    backend = load_runnable(solver)
     check_second(objective, then, tolerance, workload)
     if then is not None and Feature.BOUND not in backend.features:
         raise OptionError(

@@ -15,7 +15,13 @@ from solvers.outcome import Outcome, Schedule
 from solvers.problem import Problem
 from solvers.registry import Feature, Limits, Progress
 
-__all__ = ["Fiddler"]
+__all__ = ["REFUSAL", "Fiddler"]
+
+REFUSAL = (
+    "solver 'fiddler' copies each expert or computes it on the CPU, whichever is quicker: that "
+    "needs costs of a CPU beside the device, and this problem has none (the device is the CPU, or "
+    "its host was not profiled); use 'on-demand', which only copies"
+)
 
 
 class Fiddler:
@@ -38,8 +44,4 @@ class Fiddler:
         UnsupportedError
             Saying what is missing.
         """
-        raise UnsupportedError(
-            "solver 'fiddler' copies each expert or computes it on the CPU, whichever is quicker: "
-            "that needs costs of a CPU beside the device, and this problem has none (the device is "
-            "the CPU, or its host was not profiled); use 'on-demand', which only copies"
-        )
+        raise UnsupportedError(REFUSAL)

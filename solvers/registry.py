@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, cast
 
-from solvers.errors import OptionError
+from solvers.errors import OptionError, UnsupportedError
 from solvers.outcome import Outcome, Schedule
 from solvers.problem import Problem
 
@@ -21,6 +21,7 @@ __all__ = [
     "Progress",
     "Solver",
     "load",
+    "load_runnable",
     "names",
 ]
 
@@ -120,3 +121,20 @@ def load(name: str) -> Solver:
         raise OptionError(f"solver {name!r} is unknown; there are {', '.join(BACK_ENDS)}")
     module, attribute = table[name]
     return cast(Solver, getattr(importlib.import_module(module), attribute)())
+
+
+def load_runnable(name: str) -> Solver:
+    """One back end that makes schedules.
+
+    Raises
+    ------
+    OptionError
+        If there is none of this name, or it only proves a bound.
+    UnsupportedError
+        If it needs what no problem has; it says what.
+    """
+    if name in BOUNDS:
+        raise OptionError(f"solver {name!r} proves a bound and makes no plan: compare shows it")
+    if name in REFUSED:
+        raise UnsupportedError(importlib.import_module(REFUSED[name][0]).REFUSAL)
+    return load(name)

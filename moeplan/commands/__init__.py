@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from moeplan.commands import look, make, place, use, versus
+from moeplan.commands import explain, look, make, place, sweep, use, versus
 
 __all__ = ["app"]
 
@@ -46,6 +46,8 @@ app.command("check")(use.check)
 app.command("run")(use.run)
 app.command("verify")(use.verify)
 app.command("compare")(versus.compare)
+app.command("sweep")(sweep.sweep)
+app.command("explain")(explain.explain)
 app.command("place")(place.place)
 app.command("show")(look.show)
 app.command("schema")(look.schema)

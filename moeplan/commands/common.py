@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from moeplan.options import split_names
 from moeplan.output import Reporter
 from moeplan.words import decode_tokens_per_second, tokens_per_second
 from planner.documents import (
@@ -22,6 +23,7 @@ from planner.documents import (
     document_hash,
     load_document,
 )
+from planner.objectives import OBJECTIVES
 from solvers.errors import DocumentError, OptionError
 
 __all__ = [
@@ -32,13 +34,17 @@ __all__ = [
     "PromptTokens",
     "Requests",
     "Seed",
+    "Then",
     "TimeLimit",
+    "Tolerance",
     "hardware_of",
     "model_of",
     "plain",
     "plan_summary",
     "reporter_of",
     "search_seconds",
+    "searches",
+    "second_objective",
     "trace_summary",
     "workload_of",
 ]
@@ -46,6 +52,7 @@ __all__ = [
 D = TypeVar("D", bound=Document)
 
 _DEFAULT_TIME_LIMIT_SECONDS = 10.0
+DEFAULT_TOLERANCE = 0.01
 
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")
@@ -60,6 +67,14 @@ NewTokens = Annotated[int, typer.Option("--new-tokens", min=1, help="New tokens 
 TimeLimit = Annotated[
     float | None,
     typer.Option("--time-limit", min=0.001, help="Seconds for a solver that searches (10)."),
+]
+Then = Annotated[
+    str | None,
+    typer.Option("--then", help="A second objective, among plans nearly the best by the first."),
+]
+Tolerance = Annotated[
+    str | None,
+    typer.Option("--tolerance", help="How much of the first --then may give up, as in 2% (1%)."),
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**31 - 1, help="Seed of what is random.")]
 
@@ -83,17 +98,50 @@ def search_seconds(solvers: Sequence[str], time_limit: float | None) -> float:
     OptionError
         If it is no number of seconds, or was given where none of the solvers searches.
     """
-    from solvers.registry import Feature, load
-
     if time_limit is None:
         return _DEFAULT_TIME_LIMIT_SECONDS
     if not math.isfinite(time_limit):
         raise OptionError(f"--time-limit {time_limit} is not a number of seconds")
-    if not any(Feature.BOUND in load(solver).features for solver in solvers):
+    if not any(searches(solver) for solver in solvers):
         raise OptionError(
             f"--time-limit has no effect: {', '.join(solvers)} follows a rule and does not search"
         )
     return time_limit
+
+
+def searches(solver: str) -> bool:
+    """Whether a solver searches, rather than to follow a rule."""
+    from solvers.registry import Feature, load
+
+    return Feature.BOUND in load(solver).features
+
+
+def second_objective(
+    first: Sequence[str], then: str | None, tolerance: str | None
+) -> tuple[str | None, float]:
+    """The second objective, and the share of the ``first`` ones that it may give up.
+
+    Raises
+    ------
+    OptionError
+        If one of the two options can have no effect or cannot be read.
+    """
+    if then is None:
+        if tolerance is not None:
+            raise OptionError("--tolerance has no effect without --then")
+        return None, DEFAULT_TOLERANCE
+    (then,) = split_names(then, OBJECTIVES, "--then", most=1)
+    if then in first:
+        raise OptionError(f"--then {then} is the first objective; name another")
+    if tolerance is None:
+        return then, DEFAULT_TOLERANCE
+    try:
+        share = float(tolerance.removesuffix("%")) / 100
+    except ValueError:
+        share = math.nan
+    if not (tolerance.endswith("%") and 0 <= share < 1):
+        raise OptionError(f"--tolerance {tolerance!r} is no share; write it like 2%, below 100%")
+    return then, share
 
 
 def _if_same(cls: type[D], path: Path, wanted_hash: str) -> D | None:

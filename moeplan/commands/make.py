@@ -18,12 +18,15 @@ from moeplan.commands.common import (
     PromptTokens,
     Requests,
     Seed,
+    Then,
     TimeLimit,
+    Tolerance,
     model_of,
     plain,
     plan_summary,
     reporter_of,
     search_seconds,
+    second_objective,
     workload_of,
 )
 from moeplan.commands.profiled import doubts, measured_table, spreads
@@ -42,7 +45,7 @@ from planner.documents import ProfileIndex, document_hash, write_document
 from planner.objectives import OBJECTIVES
 from planner.profiles import Profile, load_profile
 from solvers.errors import OptionError
-from solvers.registry import names
+from solvers.registry import BOUNDS, REFUSED, names
 
 __all__ = ["pack", "plan", "profile", "synth"]
 
@@ -215,19 +218,25 @@ def plan(
     solver: Annotated[
         str, typer.Option("--solver", help=f"Back end or strategy: {', '.join(names())}.")
     ] = "cpsat",
+    then: Then = None,
+    tolerance: Tolerance = None,
     time_limit: TimeLimit = None,
     seed: Seed = 0,
     out: Annotated[Path, typer.Option("--out", help="File for the plan.")] = Path("plan.json"),
     as_json: Json = False,
 ) -> None:
-    """Choose what stays in memory, what is copied ahead, and how many sequences share a copy."""
+    """Choose what stays in memory, what is copied ahead, and how many sequences share a copy.
+
+    Control-C ends the search and writes the best plan so far; a second one gives up.
+    """
     from planner.check import check_plan
     from planner.solve import SOLVERS, make_plan
 
     reporter = reporter_of(ctx)
     memory_bytes = parse_size(memory, "--memory")
     (objective,) = split_names(objective, OBJECTIVES, "--objective", most=1)
-    (solver,) = split_names(solver, SOLVERS, "--solver", most=1)
+    (solver,) = split_names(solver, (*SOLVERS, *BOUNDS, *REFUSED), "--solver", most=1)
+    second, share = second_objective((objective,), then, tolerance)
     check_outputs({"--out": out}, [profile_folder])
     loaded = load_profile(profile_folder)
     limit = search_seconds((solver,), time_limit)
@@ -241,6 +250,9 @@ def plan(
             time_limit_seconds=limit,
             seed=seed,
             progress=SearchSteps(steps, limit),
+            then=second,
+            tolerance=share,
+            interruptible=True,
         )
     faults = check_plan(made, loaded)
     if faults:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,21 +18,30 @@ from moeplan.commands.common import (
     PromptTokens,
     Requests,
     Seed,
+    Then,
     TimeLimit,
+    Tolerance,
+    plain,
     plan_summary,
     reporter_of,
     search_seconds,
+    searches,
+    second_objective,
     workload_of,
 )
-from moeplan.options import parse_size, split_names
+from moeplan.commands.curves import draw_curves
+from moeplan.options import check_outputs, parse_size, split_names
 from moeplan.output import human_bytes, human_number, human_time
+from moeplan.plots import Chart, TableOf, build_plots, require_plotly
 from moeplan.words import objective_words
-from planner.objectives import OBJECTIVES
+from planner.documents import write_atomic
+from planner.objectives import ALL_OBJECTIVES, OBJECTIVES
 from planner.profiles import load_profile
-from solvers.registry import names
+from solvers.errors import OptionError
+from solvers.registry import BOUNDS, REFUSED, load_runnable, names
 
 if TYPE_CHECKING:
-    from planner.compare import ComparisonRow
+    from planner.compare import BoundRow, ComparisonRow
 
 __all__ = ["best_row", "compare", "over_best", "over_bound"]
 
@@ -45,32 +55,62 @@ def compare(
     new_tokens: NewTokens = 16,
     solvers: Annotated[
         str | None,
-        typer.Option("--solvers", help=f"Some of {', '.join(names())}, with commas between (all)."),
+        typer.Option(
+            "--solvers",
+            help=f"Some of {', '.join((*names(), *BOUNDS, *REFUSED))}, with commas between (all).",
+        ),
     ] = None,
     objectives: Annotated[
         str,
         typer.Option("--objectives", help=f"Some of {', '.join(OBJECTIVES)}, with commas between."),
     ] = "throughput",
+    then: Then = None,
+    tolerance: Tolerance = None,
     time_limit: TimeLimit = None,
     seed: Seed = 0,
+    html: Annotated[Path | None, typer.Option("--html", help="Write a page with plots.")] = None,
     as_json: Json = False,
 ) -> None:
     """Plan with every solver under every objective; one table for each objective."""
     from planner.compare import compare as plan_all
+    from planner.compare import compare_bound
 
     reporter = reporter_of(ctx)
     memory_bytes = parse_size(memory, "--memory")
-    known = names()
-    chosen = known if solvers is None else split_names(solvers, known, "--solvers")
+    known = (*names(), *BOUNDS)
+    asked = known if solvers is None else split_names(solvers, (*known, *REFUSED), "--solvers")
+    chosen = tuple(name for name in asked if name not in BOUNDS)
     goals = split_names(objectives, OBJECTIVES, "--objectives")
+    for name in chosen:
+        load_runnable(name)
+    second, share = second_objective(goals, then, tolerance)
+    if second is not None and not any(searches(name) for name in chosen):
+        raise OptionError(f"--then has no effect: {', '.join(asked)} follow rules")
+    check_outputs({"--html": html}, [profile_folder])
+    if html is not None:
+        require_plotly()
     limit = search_seconds(chosen, time_limit)
     loaded = load_profile(profile_folder)
     workload = workload_of(requests, prompt_tokens, new_tokens)
     rows: list[ComparisonRow] = []
+    bounds: list[BoundRow] = []
+    charts: list[Chart] = []
     with reporter.steps("compare") as progress:
-        cells = [(goal, name) for goal in goals for name in chosen]
+        cells = [(goal, name) for goal in goals for name in asked]
         for done, (goal, name) in enumerate(cells):
             progress(done, len(cells), f"{name} for {goal}")
+            if name in BOUNDS:
+                bounds.append(
+                    compare_bound(
+                        loaded,
+                        workload,
+                        memory_bytes=memory_bytes,
+                        solver=name,
+                        objective=goal,
+                        seed=seed,
+                    )
+                )
+                continue
             rows += plan_all(
                 loaded,
                 workload,
@@ -79,18 +119,57 @@ def compare(
                 objectives=(goal,),
                 time_limit_seconds=limit,
                 seed=seed,
+                then=second,
+                tolerance=share,
             )
+        if html is not None and chosen:
+            charts = draw_curves(
+                loaded,
+                workload,
+                memory_bytes=memory_bytes,
+                solvers=chosen,
+                objective=goals[0],
+                limit_seconds=limit,
+                seed=seed,
+                steps=progress,
+            )
+    tables = []
     for goal in goals:
-        reporter.show(_table(goal, [row for row in rows if row.objective == goal]))
-    reporter.result({"rows": [_summary(row, rows) for row in rows]})
+        of_goal = [row for row in rows if row.objective == goal]
+        below = [bound for bound in bounds if bound.objective == goal]
+        reporter.show(_table(goal, of_goal, below))
+        tables.append(_html_table(goal, of_goal, below))
+    if html is not None:
+        title = f"{loaded.model.name}: solvers compared within {human_bytes(memory_bytes)}"
+        about = (
+            f"{requests} requests of {prompt_tokens} prompt and {new_tokens} new tokens, time "
+            f"limit {limit:g} s. Everything is measured on held-out routing."
+        )
+        write_atomic(html, build_plots(title, about, charts, tables).encode())
+        reporter.show(Text(f"The plots are in {html}"))
+    reporter.result(
+        {
+            "rows": [_summary(row, rows) for row in rows],
+            "bounds": [plain(bound) for bound in bounds],
+            "html": str(html) if html is not None else None,
+        }
+    )
 
 
-def _table(goal: str, rows: list[ComparisonRow]) -> Table:
+def _table(goal: str, rows: list[ComparisonRow], bounds: list[BoundRow]) -> Table:
     table = Table(title=Text(goal), title_justify="left", box=None, pad_edge=False)
     for heading in ("solver", "plan by"):
         table.add_column(heading)
     for heading in ("value", "over best", "over bound", "tokens/s", "n x b", "memory", "took"):
         table.add_column(heading, justify="right")
+    for bound in bounds:
+        if bound.value is not None:
+            about = "" if bound.n_batches is None else f"{bound.n_batches} x {bound.batch_size}"
+            words = value_words(goal, bound.value)
+            took = human_time(bound.solve_seconds * 1e9)
+            table.add_row(bound.solver, "bound", words, "", "", "", about, "", took, style="dim")
+    if not rows:
+        return table
     best = best_row(rows)
     for row in sorted(rows, key=lambda one: one.objective_value):
         over = over_bound(row, best)
@@ -114,6 +193,72 @@ def _table(goal: str, rows: list[ComparisonRow]) -> Table:
             "hold: for other n x b, or a plan that caches"
         )
     return table
+
+
+_HTML_COLUMNS = (
+    "solver",
+    "plan by",
+    "value",
+    "over best",
+    "bound",
+    "bound's class",
+    "gap",
+    "price of information",
+    "tokens/s",
+    "n x b",
+    "memory",
+    "took",
+    "stop",
+)
+
+
+def _html_table(goal: str, rows: list[ComparisonRow], bounds: list[BoundRow]) -> TableOf:
+    cells = [
+        (
+            bound.solver,
+            "bound",
+            value_words(goal, bound.value),
+            *("",) * 6,
+            "" if bound.n_batches is None else f"{bound.n_batches} x {bound.batch_size}",
+            "",
+            human_time(bound.solve_seconds * 1e9),
+            "",
+        )
+        for bound in bounds
+        if bound.value is not None
+    ]
+    for row in sorted(rows, key=lambda one: one.objective_value):
+        price = row.price_of_information
+        cells.append(
+            (
+                row.solver,
+                row.winner,
+                value_words(goal, row.objective_value),
+                _percent(over_best(row, best_row(rows))),
+                "–" if row.bound is None else value_words(goal, row.bound),
+                row.plan.bound_class or "–",
+                _percent(row.gap),
+                "–" if price is None else value_words(goal, price),
+                human_number(row.tokens_per_second),
+                f"{row.n_batches} x {row.batch_size}",
+                human_bytes(row.peak_bytes),
+                human_time(row.solve_seconds * 1e9),
+                row.stop,
+            )
+        )
+    words = (
+        "Each bound is for the row's own n and b and its class of policies; the price of "
+        "information is the plan bound minus the clairvoyant one."
+    )
+    return TableOf(goal, _HTML_COLUMNS, tuple(cells), words)
+
+
+def value_words(goal: str, value: float) -> str:
+    """A value of an objective with its unit, as in ``4.1 ms a token``."""
+    unit = next(one.unit for one in ALL_OBJECTIVES if one.name == goal)
+    first, _, rest = unit.partition(" ")
+    amount = human_bytes(value) if first == "bytes" else human_time(value)
+    return f"{amount} {rest}".rstrip()
 
 
 def best_row(rows: Sequence[ComparisonRow]) -> ComparisonRow:
@@ -156,4 +301,5 @@ def _summary(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> dict[str, Any
         "solve_seconds": row.solve_seconds,
         "over_best": over_best(row, best),
         "over_best_bound": over_bound(row, best),
+        "price_of_information": row.price_of_information,
     }

@@ -65,6 +65,23 @@ def test_the_least_memory_is_proven(small_profile: Any, budget: int) -> None:
     assert check_plan(made, small_profile) == []
 
 
+def test_every_rival_is_priced_with_copies_and_computation_slowed(profile_factory: Any) -> None:
+    profile = profile_factory(copy_slowdown=1.5, compute_slowdown=1.3, bandwidth=4e8)
+    budget = smallest_budget_bytes(profile, WORKLOAD) + profile.model.expert_bytes // 2
+    # so short that only the first n and b is looked at: klotski chooses its own
+    entry, rivals = solve(
+        profile,
+        WORKLOAD,
+        memory_bytes=budget,
+        solver="cpsat",
+        objective="throughput",
+        time_limit_seconds=1e-6,
+        seed=0,
+    )
+    for one in (entry, *rivals):
+        assert min(one.candidate.factors) > 1.0, one.solver
+
+
 def test_a_second_objective_that_can_have_no_effect_is_refused(
     small_profile: Any, budget: int
 ) -> None:

@@ -1,0 +1,197 @@
+"""The command ``explain``: why a plan is as it is, and what more would buy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from moeplan.commands.common import Json, load_plan, plain, reporter_of
+from moeplan.output import human_bytes
+from moeplan.words import PURPOSE_WORDS, objective_words
+from planner.documents import Plan
+from planner.profiles import load_profile
+from solvers.errors import StaleError
+
+if TYPE_CHECKING:
+    from planner.explain import Explanation, Price, Unit
+    from planner.sweep import GroupPoint
+
+__all__ = ["explain", "sentences"]
+
+
+def explain(
+    ctx: typer.Context,
+    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="A file of 'moeplan plan'.")],
+    profile: Annotated[
+        Path | None, typer.Option("--profile", help="The profile (where it lay when planning).")
+    ] = None,
+    time_limit: Annotated[
+        float, typer.Option("--time-limit", min=0.001, help="Seconds for each new plan.")
+    ] = 5.0,
+    as_json: Json = False,
+) -> None:
+    """Say why this n, why these residents, what binds, and what more memory or speed would buy."""
+    from planner.check import check_plan
+    from planner.explain import explain as explained
+
+    reporter = reporter_of(ctx)
+    plan = load_plan(plan_file)
+    loaded = load_profile(profile if profile is not None else Path(plan.locations.profile))
+    for violation in check_plan(plan, loaded):
+        if violation.reason.startswith("stale_"):
+            raise StaleError(violation.reason.removeprefix("stale_"), violation.message)
+        raise StaleError("plan", f"{plan_file}: {violation.where}: {violation.message}")
+    with reporter.steps("explain") as progress:
+        found = explained(plan, loaded, time_limit_seconds=time_limit, progress=progress)
+    said = sentences(plan, found)
+    for paragraph in said:
+        reporter.show(Text(paragraph + "\n"))
+    reporter.result({"plan": str(plan_file), "words": said, **plain(found)})
+
+
+def sentences(plan: Plan, found: Explanation) -> list[str]:
+    """The explanation in words, a paragraph an entry."""
+    return [
+        _group(plan, found),
+        _residents(found),
+        _binds(plan, found),
+        _memory(plan, found.memory_price),
+        _bandwidth(plan, found.bandwidth_price),
+        _prefetching(plan, found),
+    ]
+
+
+def _group(plan: Plan, found: Explanation) -> str:
+    policy, work = plan.policy, plan.workload
+    own = min(policy.n_batches * policy.batch_size, work.requests)
+    text = (
+        f"Why n = {policy.n_batches} batches of {policy.batch_size}: one copy serves {own} of "
+        f"{work.requests} requests."
+    )
+    at = next((one.objective for one in found.groups if one.sequences == own), None)
+    for point in found.groups:
+        if point.sequences != own:
+            text += " " + _neighbour(plan, point, own, at)
+    if own == work.requests:
+        text += " There are no more requests to share it."
+    return text
+
+
+def _neighbour(plan: Plan, point: GroupPoint, own: int, at: float | None) -> str:
+    size = f"Groups of {point.sequences} ({point.n_batches} x {point.batch_size})"
+    if not point.fits:
+        budget = plan.memory["device"].capacity_bytes
+        return (
+            f"{size} do not fit: they need {human_bytes(point.needed_bytes)} at least, of "
+            f"{human_bytes(budget)}."
+        )
+    if point.objective is None or at is None or at <= 0:
+        return f"{size} would fit."
+    # both were solved by themselves for as long, so that like is compared with like
+    change = point.objective / at - 1
+    way = "worse" if change >= 0 else "better"
+    same = f"{size} are {abs(change):.1%} {way}: {objective_words(plan, point.objective)} where "
+    return same + f"groups of {own} take {objective_words(plan, at)}."
+
+
+def _unit(unit: Unit) -> str:
+    name = {
+        "dense": f"the dense part of layer {unit.layer}",
+        "expert": f"expert {unit.item} of layer {unit.layer}",
+        "head": f"head tile {unit.item}",
+    }[unit.kind]
+    return (
+        f"{name}, which {unit.share:.0%} of passes need ({unit.saved_ns_per_byte * (1 << 20):,.0f} "
+        "ns of copying a pass saved by each MiB)"
+    )
+
+
+def _residents(found: Explanation) -> str:
+    if found.first_left_out is None:
+        return f"Why these residents: all {found.units} units stay, so there is nothing to choose."
+    text = (
+        f"Why these residents: {found.residents} of {found.units} units stay, by the copying that "
+        "a byte of them saves."
+    )
+    if found.last_kept is None:
+        return f"{text} None does; the first would be {_unit(found.first_left_out)}."
+    text += (
+        f" The marginal one that stays is {_unit(found.last_kept)}; the best one that does not is "
+        f"{_unit(found.first_left_out)}."
+    )
+    if found.last_kept.saved_ns_per_byte < found.first_left_out.saved_ns_per_byte:
+        text += (
+            " The order is not strict: copies that hide behind computation cost nothing, and a "
+            "unit must fit whole."
+        )
+    return text
+
+
+def _binds(plan: Plan, found: Explanation) -> str:
+    what = {
+        "compute": "computation binds",
+        "copies": "the copy channel binds",
+        "latency": "neither binds alone: each waits for the other",
+    }[found.binds]
+    largest = [name for name, size in found.memory.items() if size][:3]
+    parts = ", ".join(
+        f"{human_bytes(found.memory[name])} for {PURPOSE_WORDS.get(name, name)}" for name in largest
+    )
+    account = plan.memory["device"]
+    return (
+        f"What binds: {what}. Compute is busy {found.compute_busy:.0%} of the time, the channel "
+        f"{found.channel_busy:.0%}. Device memory: {human_bytes(account.peak_bytes)} of "
+        f"{human_bytes(account.capacity_bytes)} are used, most of it {parts}."
+    )
+
+
+def _memory(plan: Plan, price: Price | None) -> str:
+    if price is None:
+        return "What more memory would buy: no prices are known for this objective."
+    slope = (
+        "nothing"
+        if not price.slope
+        else (f"{objective_words(plan, price.slope * (1 << 30))} at the present rate")
+    )
+    return (
+        f"What more memory would buy: by the relaxation's shadow price one more GiB saves {slope}. "
+        f"A tenth more ({human_bytes(price.added)}): {_checked(plan, price)}"
+    )
+
+
+def _bandwidth(plan: Plan, price: Price | None) -> str:
+    if price is None:
+        return "What faster copies would buy: no prices are known for this objective."
+    per = (price.bound_before - price.bound_after) / price.added * 1e9
+    return (
+        f"What faster copies would buy: by the relaxation one more GB/s saves at most "
+        f"{objective_words(plan, per)} at the present rate. A tenth more "
+        f"({price.added / 1e9:.2f} GB/s): {_checked(plan, price)}"
+    )
+
+
+def _checked(plan: Plan, price: Price) -> str:
+    """The relaxation's answer, and a new plan's."""
+    promised = 1 - price.bound_after / price.bound_before if price.bound_before > 0 else 0.0
+    real = 1 - price.replanned / plan.objective if plan.objective > 0 else 0.0
+    text = f"the bound falls by {promised:.1%}, and a new search finds "
+    if real <= 0:
+        return f"{text}nothing better than this plan, which is as valid with it."
+    return f"{text}{objective_words(plan, price.replanned)}, {real:.1%} less than this plan's."
+
+
+def _prefetching(plan: Plan, found: Explanation) -> str:
+    earned = found.prefetching
+    if earned is None:
+        return "What prefetching earns: no expert is copied before its router has spoken."
+    change = earned.without / earned.objective - 1 if earned.objective > 0 else 0.0
+    way = "more" if change >= 0 else "less"
+    return (
+        f"What prefetching earns: {earned.experts} experts are copied before their router has "
+        f"spoken; without that the same plan takes {objective_words(plan, earned.without)}, "
+        f"{abs(change):.1%} {way}. Of all bytes copied {earned.wasted_share:.1%} are prefetched in "
+        "vain."
+    )

@@ -1,0 +1,197 @@
+"""The command ``sweep``: what each budget gives, from too little memory to more than enough."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from moeplan.commands.common import (
+    Json,
+    NewTokens,
+    ProfileFolder,
+    PromptTokens,
+    Requests,
+    Seed,
+    TimeLimit,
+    plan_summary,
+    reporter_of,
+    search_seconds,
+    workload_of,
+)
+from moeplan.options import check_outputs, parse_size, split_names
+from moeplan.output import human_bytes, human_number
+from moeplan.plots import Chart, Line, TableOf, build_plots, require_plotly
+from moeplan.words import objective_words
+from planner.documents import write_atomic
+from planner.objectives import OBJECTIVES
+from planner.profiles import load_profile
+from planner.sizes import typed_size
+from solvers.errors import BudgetError, OptionError
+from solvers.registry import names
+
+if TYPE_CHECKING:
+    from planner.sweep import SweepPoint
+
+__all__ = ["frontier_chart", "parse_range", "sweep"]
+
+_COLUMNS = ("memory", "tokens/s", "objective", "plan by", "n x b", "experts that stay", "used")
+
+
+def sweep(
+    ctx: typer.Context,
+    profile_folder: ProfileFolder,
+    memory: Annotated[str, typer.Option("--memory", help="Device budgets, as in 1GiB..8GiB.")],
+    steps: Annotated[int, typer.Option("--steps", min=2, max=64, help="How many budgets.")] = 8,
+    requests: Requests = 64,
+    prompt_tokens: PromptTokens = 64,
+    new_tokens: NewTokens = 16,
+    objective: Annotated[
+        str, typer.Option("--objective", help=f"What is best: {', '.join(OBJECTIVES)}.")
+    ] = "throughput",
+    solver: Annotated[
+        str, typer.Option("--solver", help=f"Back end or strategy: {', '.join(names())}.")
+    ] = "cpsat",
+    time_limit: TimeLimit = None,
+    seed: Seed = 0,
+    html: Annotated[Path | None, typer.Option("--html", help="Write a page with plots.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Plan within a range of budgets: the frontier of memory and throughput."""
+    from planner.sweep import budgets_between
+    from planner.sweep import sweep as plan_all
+
+    reporter = reporter_of(ctx)
+    low, high = parse_range(memory, "--memory")
+    budgets = budgets_between(low, high, steps)
+    (objective,) = split_names(objective, OBJECTIVES, "--objective", most=1)
+    (solver,) = split_names(solver, names(), "--solver", most=1)
+    check_outputs({"--html": html}, [profile_folder])
+    if html is not None:
+        require_plotly()
+    limit = search_seconds((solver,), time_limit)
+    loaded = load_profile(profile_folder)
+    workload = workload_of(requests, prompt_tokens, new_tokens)
+    with reporter.steps("sweep") as progress:
+        points = plan_all(
+            loaded,
+            workload,
+            budgets,
+            solver=solver,
+            objective=objective,
+            time_limit_seconds=limit,
+            seed=seed,
+            progress=progress,
+        )
+    smallest = next((p.smallest_bytes for p in points if p.smallest_bytes is not None), None)
+    if all(point.plan is None for point in points) and smallest is not None:
+        raise BudgetError(
+            f"--memory {memory}: no budget of the range works; the smallest that does is "
+            f"{smallest:,} bytes ({typed_size(smallest)})",
+            smallest,
+        )
+    rows = [_cells(point) for point in points]
+    table = Table(box=None, pad_edge=False)
+    for index, heading in enumerate(_COLUMNS):
+        table.add_column(heading, justify="left" if index == 3 else "right")
+    for row in rows:
+        table.add_row(*row)
+    reporter.show(table)
+    said = ""
+    if smallest is not None:
+        said = f"The smallest budget that works is {smallest:,} bytes ({typed_size(smallest)})."
+        reporter.show(Text(said))
+    if html is not None:
+        name = loaded.model.name
+        page = build_plots(
+            f"{name}: memory and throughput",
+            f"{requests} requests of {prompt_tokens} prompt and {new_tokens} new tokens; solver "
+            f"{solver}, objective {objective}. Predicted on held-out routing.",
+            [frontier_chart({solver: points}, smallest)],
+            [TableOf("Budgets", _COLUMNS, tuple(rows), said)],
+        )
+        write_atomic(html, page.encode())
+        reporter.show(Text(f"The plots are in {html}"))
+    reporter.result(
+        {
+            "smallest_bytes": smallest,
+            "points": [_summary(point) for point in points],
+            "html": str(html) if html is not None else None,
+        }
+    )
+
+
+def parse_range(text: str, option: str) -> tuple[int, int]:
+    """Two sizes from ``1GiB..8GiB``.
+
+    Raises
+    ------
+    OptionError
+        If it is no range, or not an ascending one.
+    """
+    first, dots, second = text.partition("..")
+    if not dots or not first.strip() or not second.strip():
+        raise OptionError(f"{option} {text!r} is not a range; write it like 1GiB..8GiB")
+    low, high = parse_size(first, option), parse_size(second, option)
+    if low >= high:
+        raise OptionError(f"{option} {text!r} does not ascend; write the smaller budget first")
+    return low, high
+
+
+def frontier_chart(frontiers: dict[str, list[SweepPoint]], smallest: int | None) -> Chart:
+    """Tokens/s against the budget, a line for each solver."""
+    lines = []
+    for name, points in frontiers.items():
+        lines.append(
+            Line(
+                name,
+                tuple(point.memory_bytes / (1 << 20) for point in points),
+                tuple(
+                    None if point.plan is None else point.plan.predicted.tokens_per_second.value
+                    for point in points
+                ),
+                texts=tuple("" if p.plan is None else _shape(p) for p in points),
+            )
+        )
+    words = "A plan for less memory is valid for more, so no line falls."
+    if smallest is not None:
+        words += f" Below {typed_size(smallest)} nothing works."
+    return Chart("Throughput against memory", "device budget, MiB", "tokens/s", tuple(lines), words)
+
+
+def _shape(point: SweepPoint) -> str:
+    if point.plan is None:
+        return ""
+    return f"n x b = {point.plan.policy.n_batches} x {point.plan.policy.batch_size}"
+
+
+def _cells(point: SweepPoint) -> tuple[str, ...]:
+    plan = point.plan
+    if plan is None:
+        return (human_bytes(point.memory_bytes), "–", "too small", "–", "–", "–", "–")
+    by = plan.solver
+    if point.made_for_bytes != point.memory_bytes:
+        by += f" for {human_bytes(point.made_for_bytes)}"
+    return (
+        human_bytes(point.memory_bytes),
+        human_number(plan.predicted.tokens_per_second.value),
+        objective_words(plan, plan.objective),
+        by,
+        f"{plan.policy.n_batches} x {plan.policy.batch_size}",
+        f"{sum(len(layer.resident) for layer in plan.policy.layers):,}",
+        human_bytes(plan.memory["device"].peak_bytes),
+    )
+
+
+def _summary(point: SweepPoint) -> dict[str, Any]:
+    return {
+        "memory_bytes": point.memory_bytes,
+        "feasible": point.plan is not None,
+        "smallest_bytes": point.smallest_bytes,
+        "made_for_bytes": point.made_for_bytes,
+        "seconds": point.seconds,
+        "plan": None if point.plan is None else plan_summary(point.plan),
+    }
