@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from executor.families import check_family
 from planner.checkpoint import Checkpoint, TensorEntry
 from planner.memory import DENSE_TENSORS, TENSOR_ALIGNMENT_BYTES
 from solvers.errors import UnsupportedError
@@ -59,9 +60,11 @@ def unit_layouts(checkpoint: Checkpoint) -> dict[str, UnitLayout]:
     Raises
     ------
     UnsupportedError
-        If a dense part has more tensors than the memory account allows for, or a tensor is of
-        another type than the model (a router may be in float32, as some families compute it).
+        If the model's family cannot be run, a dense part has more tensors than the memory account
+        allows for, or a tensor is of another type than the model (a router may be in float32, as
+        some families compute it).
     """
+    check_family(checkpoint.model)
     own = _STORED.get(checkpoint.model.dtype)
     for entry in _entries(checkpoint):
         if entry.dtype != own and (entry.part, entry.dtype) != ("router", "F32"):

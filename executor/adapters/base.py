@@ -118,6 +118,7 @@ class Adapter:
         self.config._attn_implementation = self.attention_kind
         self.require("hidden_act", self.activations, what="activation")
         self.check_config()
+        self._check_windows()
         self.longest_context = self._longest_context()
         self.embedding_scale = self.residual_scale = self.logits_scale = 1.0
         self.head_bias: torch.Tensor | None = None
@@ -199,6 +200,20 @@ class Adapter:
         if value not in allowed:
             known = ", ".join(sorted({str(choice) for choice in allowed} - {"None", "swish"}))
             raise self.refuse(f"{what or key} {value!r} is not supported (supported: {known})")
+
+    def _check_windows(self) -> None:
+        """transformers and the document agree on which layers have a window."""
+        kinds = getattr(self.config, "layer_types", None)
+        width = getattr(self.config, "sliding_window", None)
+        for spec, kind in zip(self.model.layers, kinds or (), strict=False):
+            window = width if kind == "sliding_attention" else None
+            if window is not None and not 0 < window < self.model.max_context:
+                window = None  # it hides nothing
+            if kind not in ("full_attention", "sliding_attention") or window != spec.window:
+                raise self.refuse(
+                    f"layer {spec.index}: layer_types has {kind!r} where a window of "
+                    f"{spec.window} tokens was expected; such a mixture is not supported"
+                )
 
     def _longest_context(self) -> int | None:
         """Rotary embeddings that change with the context do so for a whole batch: up to here they

@@ -143,10 +143,14 @@ def qwen2_moe(read: ConfigReader) -> Architecture:
     sliding = read.flag("use_sliding_window", False)
     window = read.window() if sliding else None
     until = read.natural("max_window_layers", default=28)
+    kinds = ("sliding_attention", "full_attention")
+    types = read.per_layer("layer_types", kinds, read.layers())
 
     def attention(index: int) -> Attention:
-        # every other layer of the first max_window_layers, as transformers has it
+        # unless it names them: every other layer of the first max_window_layers, as in transformers
         inside = index % 2 == 0 and index < until
+        if types:
+            inside = types[index] == "sliding_attention"
         return grouped_query(read, qkv_bias=bias, window=window if inside else None)
 
     return whole(read, stack(read, attention, qwen_feed(read, shared=True)))

@@ -196,14 +196,49 @@ def test_refuses_by_name(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("family", ["switch_transformers", "nllb-moe"])
-def test_refuses_encoders_by_what_is_missing(
-    family: str, checkpoint_of: Callable[..., Path]
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("switch_transformers", {"d_kv": 8, "d_ff": 24, "num_layers": 2, "num_experts": 4}),
+        (
+            "nllb-moe",
+            {"encoder_layers": 4, "decoder_layers": 4, "encoder_ffn_dim": 24}
+            | {"decoder_ffn_dim": 24, "num_experts": 4},
+        ),
+    ],
+)
+def test_encoders_are_refused_before_anything_is_written(
+    family: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    with open_weights(checkpoint_of("mixtral")) as source:
-        model = replace(source.model, family=family)
-    with pytest.raises(UnsupportedError, match=f"'{family}'.*lacks an encoder and cross attention"):
-        make_adapter({}, model, torch.float32)
+    config = transformers.AutoConfig.for_model(family, d_model=32, vocab_size=50, **changes)
+    transformers.AutoModelForSeq2SeqLM.from_config(config).save_pretrained(tmp_path / "model")
+    message = f"'{family}'.*lacks an encoder and cross attention"
+    with pytest.raises(UnsupportedError, match=message):
+        open_weights(tmp_path / "model")
+    with pytest.raises(UnsupportedError, match=message):
+        pack(tmp_path / "model", tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
+def test_windows_follow_layer_types(checkpoint_of: Callable[..., Path], helpers: Any) -> None:
+    """Qwen2-MoE's, where they are not those of its rule; with old names of the rotary scaling."""
+    types = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+    rope = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    checkpoint = checkpoint_of(
+        "qwen2_moe", num_hidden_layers=4, layer_types=types, rope_scaling=rope, rope_theta=1000.0
+    )
+    with open_weights(checkpoint) as source:
+        model, config = source.model, source.checkpoint.config
+    assert [layer.window for layer in model.layers] == [None, 9, 9, None]
+    policy = replace(smallest_policy(model, 4), n_batches=2, batch_size=5, slots=6)
+    plan = helpers.plan(checkpoint, policy, Workload(PROMPTS, LONGEST, NEW_TOKENS))
+    prompts = prompts_of("qwen2_moe")
+    with Engine.from_plan(plan) as engine:
+        got = [list(output.token_ids) for output in engine.generate(prompts)]
+    reference = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
+    assert got == generate(reference, prompts)
+    with pytest.raises(UnsupportedError, match="layer 1: layer_types has 'full_attention'"):
+        make_adapter({**config, "layer_types": ["full_attention"] * 4}, model, torch.float32)
 
 
 def test_refuses_contexts_that_change_the_rotary_embedding(
