@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planner.documents import MemoryAccount, Predicted
 from planner.groups import Candidate
+from planner.interval import extrapolated
 
 __all__ = ["plan_notes"]
 
@@ -117,17 +118,8 @@ def _scenarios(candidate: Candidate) -> list[str]:
             f"copies are priced {copying:.2f} times as long as alone, computation {prefill:.2f} "
             f"times in prefill and {decode:.2f} times in decode, since they overlap"
         )
-    costs = candidate.encoding.profile.costs
-    beyond = []
-    for phase, surface in (
-        ("prefill", costs.attention_prefill),
-        ("decode", costs.attention_decode),
-    ):
-        shapes = [shape for shape in candidate.shapes("judge") if shape.phase == phase]
-        size = min(candidate.encoding.batch_size, candidate.encoding.group)
-        if not all(surface.covers(size, shape.context) for shape in shapes):
-            beyond.append(phase)
+    demand = candidate.scenarios("judge").demand[:, :-1]
+    beyond = extrapolated(candidate.encoding, candidate.shapes("judge"), demand)
     if beyond:
-        phases = " and ".join(beyond)
-        notes.append(f"attention in {phases} was not measured at this size: extrapolated")
+        notes.append(f"extrapolated, as not measured at this size: {', '.join(beyond)}")
     return notes

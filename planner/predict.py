@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 
-from planner.documents import Event, Predicted, PredictedTotals, Range, Slowdown, Timeline
+from planner.documents import Event, Predicted, PredictedTotals, Slowdown, Timeline
 from planner.encode import Encoding, Factors
+from planner.interval import rate, relative_error
 from planner.scenarios import PassShape
 from solvers.outcome import Schedule
 from solvers.problem import Problem
@@ -48,9 +48,7 @@ def predict(judged: Judged, schedule: Schedule) -> Predicted:
     """Replay ``schedule`` on the judging scenarios and add up what the whole workload takes.
 
     Each pass counts as often as it stands for passes of the workload; runs are averaged. The
-    interval around a rate is plus and minus the square root of: the squared relative spread of
-    what binds (copies by their share of the time, computation by its own) and the machine's drift,
-    and the squared 95% interval of the mean over the scenarios' runs.
+    interval around a rate is ``planner.interval``'s.
     """
     workload = judged.encoding.workload
     scenarios = judged.problem.scenarios
@@ -73,51 +71,19 @@ def predict(judged: Judged, schedule: Schedule) -> Predicted:
         duration_by_kind_ns={kind: total for kind, total in by_kind.items() if total},  # type: ignore[misc]
     )
     per_run = (pass_ns * weight).reshape(runs, -1)
-    spread = _spread(judged, by_kind, wall_ns)
+    encoding = judged.encoding
+    spread = relative_error(encoding.profile.costs, encoding.link, by_kind, wall_ns)
     new_tokens = workload.requests * workload.new_tokens
     decoded = workload.requests * (workload.new_tokens - 1)
     decode_runs = per_run[:, decode[: len(judged.shapes)]].sum(axis=1)
     return Predicted(
-        tokens_per_second=_rate(new_tokens, wall_ns, per_run.sum(axis=1), spread),
-        decode_tokens_per_second=_rate(decoded, decode_ns, decode_runs, spread),
+        tokens_per_second=rate(new_tokens, wall_ns, per_run.sum(axis=1), spread),
+        decode_tokens_per_second=rate(decoded, decode_ns, decode_runs, spread),
         time_to_first_token_ns=int(pass_ns[list(scenarios.run_starts)].mean()),
         totals=totals,
         timeline=_timeline(judged, schedule),
         slowdown=Slowdown(*judged.factors),
     )
-
-
-def _rate(
-    tokens: int, total_ns: int, per_run: np.ndarray[tuple[int], np.dtype[np.int64]], spread: float
-) -> Range:
-    if not tokens or not total_ns:
-        return Range(0.0, 0.0, 0.0)
-    value = tokens * 1e9 / total_ns
-    error = 0.0
-    if len(per_run) > 1:
-        error = 1.96 * float(per_run.std(ddof=1)) / math.sqrt(len(per_run)) / float(per_run.mean())
-    wide = math.hypot(spread, error)
-    return Range(value, value / (1 + wide), value * (1 + wide))
-
-
-def _spread(judged: Judged, by_kind: Counter[str], wall_ns: int) -> float:
-    """Relative spread of what the time is made of."""
-    costs, link = judged.encoding.profile.costs, judged.encoding.link
-    bandwidth = link.bandwidth_bytes_per_second
-    # a paced link is as steady as its pace
-    copies = (bandwidth.spread or 0.0) / bandwidth.value if not link.paced_bytes_per_second else 0.0
-    drift = (costs.reference_ns.spread or 0.0) / max(costs.reference_ns.value, 1.0)
-    compute = 0.0
-    total = 0
-    for kind, curve in costs.curves.items():
-        middle = len(curve.rows) // 2
-        relative = curve.spread_ns[middle] / max(curve.duration_ns[middle], 1)
-        compute += by_kind[kind] * relative
-        total += by_kind[kind]
-    waits = by_kind["wait_dense"] + by_kind["wait_expert"] + by_kind["wait_head"]
-    waiting = waits / max(wall_ns, 1)
-    working = compute / max(total, 1)
-    return math.hypot(waiting * copies, (1 - waiting) * working, drift)
 
 
 def _by_kind(judged: Judged, result: Replay) -> Counter[str]:

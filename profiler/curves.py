@@ -17,6 +17,7 @@ from planner.documents.base import Source
 
 __all__ = [
     "AffineFit",
+    "drifting",
     "figure",
     "fit_affine",
     "fit_curve",
@@ -25,6 +26,8 @@ __all__ = [
     "median_and_spread",
     "tail_ratio",
 ]
+
+_LEAST_MOMENTS = 4
 
 
 def median_and_spread(samples: Sequence[float]) -> tuple[float, float]:
@@ -37,6 +40,20 @@ def figure(samples: Sequence[float], source: Source = "measured") -> Figure:
     """The samples as a figure of a document."""
     middle, spread = median_and_spread(samples)
     return Figure(middle, source, spread if len(samples) > 1 else None, len(samples))
+
+
+def drifting(samples: Sequence[float], at_once: int, source: Source = "measured") -> Figure:
+    """A figure whose spread is that between moments, not that within one.
+
+    The samples come in the order in which they were taken, ``at_once`` of them in one moment, which
+    is worth its median. (Too few moments for quartiles: the spread of single samples.)
+    """
+    moments = [
+        float(np.median(samples[at : at + at_once])) for at in range(0, len(samples), at_once)
+    ]
+    if len(moments) < _LEAST_MOMENTS:
+        return figure(samples, source)
+    return replace(figure(samples, source), spread=median_and_spread(moments)[1])
 
 
 def isotonic(values: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:

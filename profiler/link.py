@@ -12,9 +12,12 @@ from executor.units import Unit
 from planner.documents import Figure
 from planner.documents.base import Source
 from profiler.bench import Bench
-from profiler.curves import figure, median_and_spread
+from profiler.curves import drifting, figure
 
 __all__ = ["CopySample", "LinkFit", "copies_alone", "fit_link"]
+
+_AT_ONCE = 6
+"""Copies that are one moment of the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,9 @@ def fit_link(samples: Sequence[CopySample], source: Source = "measured") -> Link
         for one in samples
         if (one.chunks, one.size_bytes) == (largest.chunks, largest.size_bytes)
     ]
-    middle, spread = median_and_spread(alike)
+    # between moments: a run has many copies, so what changes from one to the next adds up to little
+    steady = drifting(alike, _AT_ONCE)
+    middle, spread = steady.value, steady.spread or 0.0
     bandwidth = 1e9 / slope
     return LinkFit(
         Figure(bandwidth, source, bandwidth * spread / middle, len(samples)),

@@ -75,9 +75,12 @@ class Reference:
         self._out = torch.empty(shape)
         self.samples: list[int] = []
 
-    def take(self, times: int = 3) -> None:
+    at_once = 3
+    """Samples of one moment."""
+
+    def take(self) -> None:
         """Add samples: each of a few products in a row, after one that wakes the threads."""
-        for turn in range(times + 1):
+        for turn in range(self.at_once + 1):
             begin = time.perf_counter_ns()
             for _ in range(8):
                 torch.mm(self._left, self._right, out=self._out)

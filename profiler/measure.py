@@ -26,7 +26,7 @@ from planner.memory import smallest_budget
 from profiler.bench import Bench, Tokens
 from profiler.compute import Cell, decode_cells, measure_cell, prefill_cells
 from profiler.contention import Turn, contend, kind_ratios, slowdowns
-from profiler.curves import figure, fit_curve, fit_surface
+from profiler.curves import drifting, figure, fit_curve, fit_surface
 from profiler.layout import BenchPlan, Layout
 from profiler.link import CopySample, copies_alone, fit_link
 from profiler.machine import Reference, describe_machine
@@ -237,7 +237,7 @@ class Measurement:
             attention_prefill=fit_surface(self.samples.prefill),
             copy_slowdown=ratios.copy_slowdown,
             compute_slowdown=ratios.compute_slowdown,
-            reference_ns=figure(self.reference.samples),
+            reference_ns=drifting(self.reference.samples, self.reference.at_once),
             slowdown_by_kind={
                 kind: ratios.by_kind[kind]
                 for kind in get_args(OperationKind)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler.curves import (
+    drifting,
     figure,
     fit_affine,
     fit_curve,
@@ -127,3 +128,12 @@ def test_an_affine_fit_refuses_what_it_cannot_fit() -> None:
         fit_affine({5: [1, 2]})
     with pytest.raises(ValueError, match="do not grow"):
         fit_affine({100: [1000], 200: [100]})
+
+
+def test_drift_is_what_lies_between_moments() -> None:
+    # of three samples at once one is far off; the moments' medians are 10, 10, 20, 20, 30
+    samples = [10, 10, 90, 10, 10, 90, 20, 20, 90, 20, 20, 90, 30, 30, 90]
+    found = drifting(samples, 3)
+    # quartiles of 10, 10, 20, 20, 30 are 10 and 20
+    assert (found.value, found.spread, found.samples) == (20.0, 5.0, 15)
+    assert drifting([1, 1, 5], 3) == figure([1, 1, 5])

@@ -1,0 +1,122 @@
+"""The interval around a predicted rate, and what of it was never measured.
+
+A rate's interval is meant to hold nine of ten runs. Its parts are taken to be independent:
+
+- the disk's bandwidth, where compute waits for it: its spread from moment to moment of the profile;
+- each kind's curve, by its share of the rest: the error at samples that it was not fitted to;
+- the machine's drift: the spread of a fixed operation from moment to moment of the profile;
+- routing: a run is one draw, and the spread over the scenarios' runs says how far draws lie apart;
+- the model itself: what replays leave out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.documents import Channel, CostProfile, Range
+from planner.documents.costs import Curve, OperationKind
+from planner.encode import Encoding
+from planner.memory import EXPERT_TILE_ROWS
+from planner.scenarios import PassShape
+
+__all__ = ["extrapolated", "rate", "relative_error"]
+
+_NINE_OF_TEN = 1.645
+"""Standard deviations of a normal distribution on either side that hold 90%."""
+
+_QUARTILE = 0.6745
+"""And those that hold half: half the distance between quartiles, in standard deviations."""
+
+_MODEL_ERROR = 0.04
+"""Standard deviation of what the replay leaves out; assumed, and held against the benchmark."""
+
+_TILED = ("expert", "dense_mlp", "shared_expert")
+
+
+def rate(tokens: int, total_ns: int, per_run: npt.NDArray[np.int64], error: float) -> Range:
+    """Tokens/s with their interval.
+
+    Parameters
+    ----------
+    tokens, total_ns
+        Of the mean run.
+    per_run
+        Duration of each run of the scenarios.
+    error
+        Relative standard deviation of everything but routing.
+    """
+    if not tokens or not total_ns:
+        return Range(0.0, 0.0, 0.0)
+    value = tokens * 1e9 / total_ns
+    routing = 0.0
+    if len(per_run) > 1:
+        # of one more draw around the mean of those
+        one_more = math.sqrt(1 + 1 / len(per_run))
+        routing = one_more * float(per_run.std(ddof=1)) / max(float(per_run.mean()), 1.0)
+    wide = _NINE_OF_TEN * math.hypot(error, routing)
+    return Range(value, value / (1 + wide), value * (1 + wide))
+
+
+def relative_error(
+    costs: CostProfile, link: Channel, by_kind: Mapping[str, int], wall_ns: int
+) -> float:
+    """Relative standard deviation of a run's time, but for its routing."""
+    bandwidth = link.bandwidth_bytes_per_second
+    # a paced link is as steady as its pace
+    steady = link.paced_bytes_per_second is not None
+    copies = 0.0 if steady else (bandwidth.spread or 0.0) / bandwidth.value / _QUARTILE
+    drift = (costs.reference_ns.spread or 0.0) / max(costs.reference_ns.value, 1.0) / _QUARTILE
+    waits = sum(by_kind.get(f"wait_{what}", 0) for what in ("dense", "expert", "head"))
+    waiting = waits / max(wall_ns, 1)
+    total = sum(by_kind.get(kind, 0) for kind in costs.curves)
+    curves = [
+        (curve.held_out_error or 0.0) / _QUARTILE * by_kind.get(kind, 0) / max(total, 1)
+        for kind, curve in costs.curves.items()
+    ]
+    working = (1 - waiting) * math.hypot(*curves, drift)
+    return math.hypot(waiting * copies, working, _MODEL_ERROR)
+
+
+def extrapolated(
+    encoding: Encoding, shapes: tuple[PassShape, ...], expert_rows: npt.NDArray[np.int32]
+) -> tuple[str, ...]:
+    """Operations that were not measured at the sizes that occur, by name.
+
+    Parameters
+    ----------
+    encoding, shapes
+        What is planned, and its passes.
+    expert_rows
+        Tokens of experts in those passes, of any shape.
+    """
+    costs = encoding.profile.costs
+    found = []
+    for phase, surface in (
+        ("prefill", costs.attention_prefill),
+        ("decode", costs.attention_decode),
+    ):
+        size = min(encoding.batch_size, encoding.group)
+        contexts = [shape.context for shape in shapes if shape.phase == phase]
+        if not all(surface.covers(size, context) for context in contexts):
+            found.append(f"attention in {phase}")
+    tokens = {encoding.tokens(shape) for shape in shapes}
+    sequences = {shape.sequences for shape in shapes}
+    for kind in get_args(OperationKind):
+        curve = costs.curves.get(kind)
+        if curve is None:
+            continue
+        rows = sequences if kind in ("head", "sample") else tokens
+        if kind == "expert":
+            rows = {int(count) for count in np.unique(expert_rows) if count}
+        if not all(_covers(curve, kind, count) for count in rows):
+            found.append(kind.replace("_", " "))
+    return tuple(found)
+
+
+def _covers(curve: Curve, kind: str, rows: int) -> bool:
+    return curve.covers(min(rows, EXPERT_TILE_ROWS) if kind in _TILED else rows)
