@@ -32,7 +32,7 @@ def test_the_solvers_benchmark_prints_its_table(as_module: bool, tmp_path: Path)
         out = started(["-m", "benchmarks.solvers", *options], ROOT)
     else:
         out = started([str(ROOT / "benchmarks" / "solvers.py"), *options], tmp_path)
-    assert "1 small instances against brute force" in out
+    assert "1 small instances against the joint model" in out
 
 
 def test_the_prediction_benchmark_starts_as_a_script(tmp_path: Path) -> None:
