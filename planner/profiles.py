@@ -59,8 +59,8 @@ def load_profile(folder: Path) -> Profile:
         if document_hash(document) != expected:
             raise StaleError(
                 document.kind,
-                f"{folder}: the {document.kind} document was changed after the profile was made; "
-                "run 'moeplan profile' again",
+                f"{folder}: the {document.kind} document was changed after the profile was made, "
+                "or an older moeplan made it; run 'moeplan profile' again",
             )
     if {costs.model_hash, routing.model_hash} != {index.model_hash} or (
         costs.hardware_hash != index.hardware_hash

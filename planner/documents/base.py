@@ -137,7 +137,11 @@ def canonical_json(value: Any) -> str:
 
 def document_hash(document: Document) -> str:
     """SHA-256 (64 hex digits) of the canonical JSON of ``document``."""
-    return hashlib.sha256(canonical_json(to_json(document)).encode()).hexdigest()
+    return _sha256(to_json(document))
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
 def parse_document(cls: type[D], value: object, where: str) -> D:
@@ -231,7 +235,8 @@ def load_with_seal(cls: type[D], path: Path) -> tuple[D, str | None]:
     value = _load_json(cls, path)
     seal = value.pop(_SEAL, None) if cls.sealed and isinstance(value, dict) else None
     document = parse_document(cls, value, str(path))
-    if not cls.sealed or seal == document_hash(document):
+    # as it is written, so that a key that later versions add is no edit; or as it is read
+    if not cls.sealed or seal in (_sha256(value), document_hash(document)):
         return document, None
     if seal is None:
         return document, f"has no {_SEAL}, without which edits do not show; make it again"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import json
 import os
 import typing
@@ -294,6 +295,18 @@ def test_the_hash_is_the_sha256_of_canonical_json() -> None:
     assert document_hash(Workload(4, 3, 2)) == (
         "eef4ea6e91f611458e76b86f76d14584db87a5bfebe2ba0f112842026603a615"
     )
+
+
+def test_a_sealed_file_from_before_a_key_was_added_is_not_called_edited(tmp_path: Path) -> None:
+    value = to_json(example("plan"))
+    assert value.pop("seed") == 0  # the default
+    seal = hashlib.sha256(canonical_json(value).encode()).hexdigest()
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({**value, "content_hash": seal}))
+    assert load_document(Plan, path) == example("plan")
+    path.write_text(json.dumps({**value, "solver": "lru", "content_hash": seal}))
+    with pytest.raises(DocumentError, match="edited by hand after it was made: plan again"):
+        load_document(Plan, path)
 
 
 def test_the_hash_does_not_depend_on_layout_or_on_the_spelling_of_a_number() -> None:
