@@ -12,9 +12,12 @@ from planner.memory import (
     account_device,
     attention_tile_rows,
     default_head_tiling,
+    expands_context,
     expert_tile_rows,
+    outside_bytes,
     smallest_budget,
     smallest_policy,
+    workspace_bytes,
 )
 
 HIDDEN, WIDTH, VOCABULARY = 256, 512, 3000
@@ -165,3 +168,41 @@ def test_a_window_costs_memory_only_where_it_binds() -> None:
     peaks = [account_device(m, policy, long, 2, 0).peak_bytes for m in (MODEL, windowed, wide)]
     assert peaks[1] > peaks[0]
     assert peaks[2] == peaks[0]
+
+
+def test_a_bias_of_the_head_stays_with_the_final_norm() -> None:
+    model = replace(MODEL, head_bytes=MODEL.head_bytes + 2 * VOCABULARY)
+    assert outside_bytes(MODEL) == 2 * HIDDEN
+    assert outside_bytes(model) == 2 * HIDDEN + 2 * VOCABULARY
+    head = account_device(model, smallest_policy(model, 2), WORKLOAD, 2, 0).by_purpose["head"]
+    # 512 + 6,000 bytes: two blocks
+    assert head == 2 * 4096
+
+
+def test_latents_are_cached_small_and_expanded_large() -> None:
+    """Latents of 40 values a token, where keys and values of the heads are 256."""
+    latent = replace(
+        MODEL, layers=tuple(replace(layer, kv_bytes_per_token=80) for layer in MODEL.layers)
+    )
+    assert (expands_context(MODEL), expands_context(latent)) == (False, True)
+    assert expands_context(replace(MODEL, family="gpt_oss"))
+    policy = replace(smallest_policy(latent, 4), batch_size=2)
+    workload = Workload(requests=2, prompt_tokens=700, new_tokens=100)
+    by = account_device(latent, policy, workload, 2, 0).by_purpose
+    # 2 sequences of 800 tokens, 2 layers of 80 bytes: 256,000 = 62.5 blocks
+    assert by["kv"] == 63 * 4096
+    # scores of 700 x 700 for 4 heads, three times in float32 (23.5 MB), and 2 x 800 positions of
+    # 256 values as 3 of 2 bytes and 3 of 4 (7.4 MB)
+    more = by["workspace"] - account_device(MODEL, policy, workload, 2, 0).by_purpose["workspace"]
+    assert more > 700 * 700 * 4 * 12 + 1600 * 256 * 18
+
+
+def test_a_router_in_float32_copies_its_input() -> None:
+    """Where the router is larger than everything else: 60,000 experts of 1 value."""
+    wide = tuple(replace(one, experts=60000, expert_intermediate=1) for one in MODEL.layers)
+    model = replace(MODEL, layers=wide)
+    policy = replace(smallest_policy(model, 4), batch_size=10)
+    workload = Workload(requests=10, prompt_tokens=1, new_tokens=1)
+    workspace = workspace_bytes(model, policy, workload, 4)
+    # 10 rows of 256 values and 60,000 scores, 8 tables of them; and the router's matrix
+    assert workspace > 10 * (256 * 4 + 60000 * 32) + 60000 * 256 * 4
