@@ -47,7 +47,6 @@ from planner.documents.base import write_atomic
 from planner.profiles import Profile, load_profile
 from planner.solve import make_plan
 from profiler import bundled_prompts, profile_checkpoint, verify
-from profiler.machine import Reference
 from profiler.measure import Effort
 from solvers.errors import BudgetError, MoeplanError
 
@@ -110,7 +109,6 @@ class Bench:
     """How cells are run: a profile, and what it was made under."""
 
     profile: Profile
-    reference: Reference
     runs: int
     paced_bytes_per_second: int | None
     throttle: int | None
@@ -125,18 +123,15 @@ class Bench:
         plan = make_plan(self.profile, workload, memory_bytes=memory_bytes, time_limit_seconds=5)
         prompts = run_prompts(self.profile, workload)
         found = []
-        self.reference.samples.clear()
         for _ in range(self.runs):
-            self.reference.take()
             with Engine.from_plan(
                 plan, paced_bytes_per_second=self.paced_bytes_per_second
             ) as engine:
                 engine.generate(prompts, workload.new_tokens)
-                found.append(verify(plan, engine.trace()))
-            self.reference.take()
+                found.append(verify(plan, engine.trace(), costs=self.profile.costs))
         middle = sorted(found, key=lambda one: one.tokens_per_second.measured)[self.runs // 2]
         rate = middle.tokens_per_second
-        drift = statistics.median(self.reference.samples)
+        drift = statistics.median(one.drift or 1.0 for one in found)
         return Cell(
             checkpoint=self.profile.model.name,
             profile_hash=document_hash(self.profile.index),
@@ -154,7 +149,7 @@ class Bench:
             measured=tuple(round(one.tokens_per_second.measured, 2) for one in found),
             error=rate.measured / rate.predicted.value - 1,
             inside=sum(one.tokens_per_second.inside for one in found),
-            drift=drift / self.profile.costs.reference_ns.value,
+            drift=drift,
             load=os.getloadavg()[0],
             kinds={kind.name: (kind.predicted, kind.measured) for kind in middle.kinds},
         )
@@ -177,7 +172,7 @@ def cells_of(
             effort=QUICK if options.quick else None,
         )
         print(f"# {job.checkpoint.name}: profiled in {time.monotonic() - begun:.0f} s", flush=True)
-    bench = Bench(load_profile(out), Reference(), options.runs, options.disk_bandwidth, throttle)
+    bench = Bench(load_profile(out), options.runs, options.disk_bandwidth, throttle)
     before = {cell.key: cell for cell in known}
     for fraction in job.memory:
         for requests in job.requests:

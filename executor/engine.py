@@ -15,6 +15,7 @@ from executor.closing import Closing
 from executor.device import Device
 from executor.direct import ReadInto, preadv
 from executor.generation import Generation
+from executor.reference import Reference
 from executor.source import WeightSource, open_weights
 from executor.tokenizer import Tokenizer, end_tokens, load_tokenizer
 from executor.units import check_policy
@@ -78,6 +79,7 @@ class Engine(Closing):
         self._end_tokens = end_tokens(source.checkpoint)
         self._tokenizer: Tokenizer | None = None
         self._run: Generation | None = None
+        self._reference = Reference()
         self.outputs: list[Output] = []
 
     @classmethod
@@ -180,9 +182,12 @@ class Engine(Closing):
             )
         ids, texts = self._encode(prompts)
         run = self._run = Generation(self._device, ids, limit, self._end_tokens)
+        reference = self._reference = Reference()
+        reference.take()
         try:
             run.run(progress)
         finally:
+            reference.take()
             self.outputs = [
                 Output(text, self._decode(tokens), tuple(tokens))
                 for text, tokens in zip(texts, run.results, strict=True)
@@ -261,6 +266,7 @@ class Engine(Closing):
             kept_passes=min(run.recorder.kept_passes, totals.passes),
             totals=totals,
             timeline=run.recorder.timeline(),
+            reference_ns=tuple(self._reference.samples),
         )
 
     def routing(self) -> TraceArrays:

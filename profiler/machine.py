@@ -1,19 +1,16 @@
-"""What the machine has: processor, memories, and a reference operation that watches its drift."""
+"""What the machine has: processor and memories."""
 
 from __future__ import annotations
 
 import os
 import platform
 import shutil
-import time
 from pathlib import Path
-
-import torch
 
 from executor.allocator import usable_cores
 from planner.documents import Channel, Hardware, Tier
 
-__all__ = ["Reference", "describe_machine", "memory_total_bytes", "processor_name"]
+__all__ = ["describe_machine", "memory_total_bytes", "processor_name"]
 
 
 def processor_name() -> str:
@@ -56,33 +53,3 @@ def describe_machine(folder: Path, memory_bytes: int, channel: Channel) -> Hardw
         ),
         channels=(channel,),
     )
-
-
-class Reference:
-    """A fixed operation, repeated through a profile: its spread is the machine's drift.
-
-    A product of matrices that fit the processor's caches: cores, clock and neighbours show,
-    nothing else does.
-    """
-
-    _SIZE = 256
-
-    def __init__(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        shape = (self._SIZE, self._SIZE)
-        self._left = torch.randn(shape, generator=generator)
-        self._right = torch.randn(shape, generator=generator)
-        self._out = torch.empty(shape)
-        self.samples: list[int] = []
-
-    at_once = 3
-    """Samples of one moment."""
-
-    def take(self) -> None:
-        """Add samples: each of a few products in a row, after one that wakes the threads."""
-        for turn in range(self.at_once + 1):
-            begin = time.perf_counter_ns()
-            for _ in range(8):
-                torch.mm(self._left, self._right, out=self._out)
-            if turn:
-                self.samples.append(time.perf_counter_ns() - begin)

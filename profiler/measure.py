@@ -9,6 +9,7 @@ from random import Random
 from typing import get_args
 
 from executor.device import DTYPES
+from executor.reference import Reference
 from executor.source import WeightSource
 from planner.documents import (
     Channel,
@@ -29,7 +30,7 @@ from profiler.contention import Turn, contend, kind_ratios, slowdowns
 from profiler.curves import drifting, figure, fit_curve, fit_surface
 from profiler.layout import BenchPlan, Layout
 from profiler.link import CopySample, copies_alone, fit_link
-from profiler.machine import Reference, describe_machine
+from profiler.machine import describe_machine
 from profiler.observed import Observed, turns_of
 from profiler.samples import PassSamples
 from profiler.tasks import Task

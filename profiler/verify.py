@@ -7,16 +7,21 @@ predicted, so that 2.0 or +100% is twice what was predicted.
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from planner.comparable import not_comparable
-from planner.documents import Hardware, Plan, Range, Trace, document_hash
+from planner.documents import CostProfile, Hardware, Plan, Range, Trace, document_hash
 from planner.documents.costs import OperationKind
 from planner.documents.timeline import EventKind
 from solvers.errors import StaleError
 
 __all__ = ["Comparison", "RateComparison", "Verification", "verify"]
+
+
+_STEADY = 1.15
+"""A machine whose fixed operation takes up to so much longer or shorter is the same machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,9 @@ class Verification:
     not_comparable
         Why nothing here judges the prediction: the run did other work than planned, or the disk
         was paced otherwise; None where it judges.
+    drift
+        Time of a fixed operation beside the run over its time while profiling: the machine's own
+        share of an error. None where either is not known. It corrects nothing.
     """
 
     tokens_per_second: RateComparison
@@ -100,16 +108,23 @@ class Verification:
     device_peak_bytes: Comparison
     notes: tuple[str, ...]
     not_comparable: str | None
+    drift: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
         return dataclasses.asdict(self)
 
 
-def verify(plan: Plan, trace: Trace, hardware: Hardware | None = None) -> Verification:
+def verify(
+    plan: Plan,
+    trace: Trace,
+    hardware: Hardware | None = None,
+    costs: CostProfile | None = None,
+) -> Verification:
     """Compare what ``trace`` measured with ``plan``'s prediction.
 
-    With the ``hardware`` that the plan was made for, the disk's pace is compared, too.
+    With the ``hardware`` that the plan was made for, the disk's pace is compared, too; with its
+    ``costs``, the machine's drift.
 
     Raises
     ------
@@ -137,6 +152,14 @@ def verify(plan: Plan, trace: Trace, hardware: Hardware | None = None) -> Verifi
             f"the plan is for {asked:,} new tokens, the run made {measured.new_tokens:,}: "
             "times and bytes are not of the same work"
         )
+    drift = None
+    if costs is not None and costs.reference_ns.value and trace.reference_ns:
+        drift = statistics.median(trace.reference_ns) / costs.reference_ns.value
+        if not 1 / _STEADY <= drift <= _STEADY:
+            notes.append(
+                f"a fixed operation took {drift:.2f} times as long beside the run as while "
+                "profiling: the machine itself was another; profile again if that lasts"
+            )
     # each request's first new token comes out of prefill
     requests = plan.workload.requests if measured.requests is None else measured.requests
     decoded = max(measured.new_tokens - requests, 0)
@@ -167,6 +190,7 @@ def verify(plan: Plan, trace: Trace, hardware: Hardware | None = None) -> Verifi
         ),
         notes=tuple(notes),
         not_comparable=apart,
+        drift=drift,
     )
 
 

@@ -14,6 +14,7 @@ from moeplan.options import split_names
 from moeplan.output import Reporter
 from moeplan.words import decode_tokens_per_second, tokens_per_second
 from planner.documents import (
+    CostProfile,
     Document,
     Hardware,
     ModelSpec,
@@ -37,6 +38,7 @@ __all__ = [
     "Then",
     "TimeLimit",
     "Tolerance",
+    "costs_of",
     "hardware_of",
     "model_of",
     "plain",
@@ -167,6 +169,11 @@ def hardware_of(plan: Plan, profile: Path | None = None) -> Hardware | None:
     """The hardware that a plan was made for; None where its profile is gone or has changed."""
     folder = profile if profile is not None else Path(plan.locations.profile)
     return _if_same(Hardware, folder / "hardware.json", plan.inputs.hardware)
+
+
+def costs_of(plan: Plan) -> CostProfile | None:
+    """The costs that a plan was made with; None where its profile is gone or has changed."""
+    return _if_same(CostProfile, Path(plan.locations.profile) / "costs.json", plan.inputs.costs)
 
 
 def load_plan(path: Path) -> Plan:

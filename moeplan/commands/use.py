@@ -11,7 +11,15 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from moeplan.commands.common import Json, hardware_of, load_plan, plain, reporter_of, trace_summary
+from moeplan.commands.common import (
+    Json,
+    costs_of,
+    hardware_of,
+    load_plan,
+    plain,
+    reporter_of,
+    trace_summary,
+)
 from moeplan.options import check_outputs, optional_bandwidth, read_prompts
 from moeplan.output import human_bytes, human_number, human_time
 from moeplan.words import explain_trace
@@ -187,7 +195,7 @@ def verify(
     if max_error is not None and not math.isfinite(max_error):
         raise OptionError(f"--max-error {max_error} is not a fraction")
     plan, trace = load_plan(plan_file), load_document(Trace, trace_file)
-    found = compare_with(plan, trace, hardware_of(plan))
+    found = compare_with(plan, trace, hardware_of(plan), costs_of(plan))
     if max_error is not None and found.not_comparable is not None:
         raise OptionError(
             f"--max-error cannot be judged: {found.not_comparable}; plan for the work that is run"

@@ -117,7 +117,11 @@ class TraceTotals:
 
 @dataclass(frozen=True)
 class Trace(Document):
-    """What a run did. ``timeline`` holds the first passes (``kept_passes``) event by event."""
+    """What a run did. ``timeline`` holds the first passes (``kept_passes``) event by event.
+
+    ``reference_ns`` are durations of a fixed operation just before and after the run, the same that
+    a profile repeats; empty in traces of an older moeplan.
+    """
 
     kind: ClassVar[str] = "trace"
     sealed: ClassVar[bool] = True
@@ -128,3 +132,4 @@ class Trace(Document):
     kept_passes: Count
     totals: TraceTotals
     timeline: Timeline
+    reference_ns: tuple[Nanoseconds, ...] = ()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from planner.documents import (
+    CostProfile,
+    Figure,
     Inputs,
     LayerPolicy,
     Locations,
@@ -77,6 +80,20 @@ def trace_of(plan: Plan, **changed: Any) -> Trace:
         "process_peak_bytes": 900,
     }  # fmt: skip
     return Trace(document_hash(plan), "cpu", None, 0, TraceTotals(**{**totals, **changed}), EMPTY)
+
+
+def test_the_machine_s_drift_is_told() -> None:
+    plan = plan_of()
+    trace = dataclasses.replace(trace_of(plan), reference_ns=(120, 130, 90))
+    costs = cast(CostProfile, SimpleNamespace(reference_ns=Figure(100.0, "measured", 1.0, 9)))
+    found = verify(plan, trace, costs=costs)
+    assert found.drift == pytest.approx(1.2)
+    assert any("1.20 times as long" in note for note in found.notes)
+    steady = dataclasses.replace(trace, reference_ns=(110, 100, 90))
+    assert verify(plan, steady, costs=costs).notes == ()
+    # a trace without them, or a profile that is gone, says nothing of it
+    assert verify(plan, trace_of(plan), costs=costs).drift is None
+    assert verify(plan, trace).drift is None
 
 
 def test_rates_times_and_bytes() -> None:

@@ -1,0 +1,44 @@
+"""A reference operation that watches the machine's drift: beside each run and through a profile."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+__all__ = ["Reference"]
+
+
+class Reference:
+    """A fixed operation, repeated: its spread is the machine's drift.
+
+    A product of matrices that fit the processor's caches: cores, clock and neighbours show,
+    nothing else does.
+
+    Attributes
+    ----------
+    samples
+        Durations in ns, in the order in which they were taken.
+    at_once
+        Samples of one moment.
+    """
+
+    at_once = 3
+    _SIZE = 256
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        shape = (self._SIZE, self._SIZE)
+        self._left = torch.randn(shape, generator=generator)
+        self._right = torch.randn(shape, generator=generator)
+        self._out = torch.empty(shape)
+        self.samples: list[int] = []
+
+    def take(self) -> None:
+        """Add samples: each of a few products in a row, after one that wakes the threads."""
+        for turn in range(self.at_once + 1):
+            begin = time.perf_counter_ns()
+            for _ in range(8):
+                torch.mm(self._left, self._right, out=self._out)
+            if turn:
+                self.samples.append(time.perf_counter_ns() - begin)
