@@ -1,0 +1,233 @@
+"""``compare``, ``sweep``, ``explain`` and an interrupted ``plan``, as they are typed."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from moeplan import cli
+from moeplan.commands.explain import sentences
+from moeplan.commands.sweep import parse_range
+from moeplan.plots import Chart, Line, TableOf, build_plots
+from planner.documents import Plan, load_document
+from planner.explain import Explanation, Prefetching, Price, Unit
+from planner.sweep import GroupPoint
+from solvers.errors import OptionError
+
+WORK = ("--requests", 4, "--prompt-tokens", 14, "--new-tokens", 4)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: Any) -> str:
+    assert cli.main([str(part) for part in argv]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    return line
+
+
+def plot_data(page: str) -> list[dict[str, Any]]:
+    (data,) = re.findall(r"^const plots = (.*);$", page, re.M)
+    found: list[dict[str, Any]] = json.loads(data)
+    return found
+
+
+def test_compare_with_bounds_and_plots(
+    made: SimpleNamespace, command_json: Callable[..., Any], tmp_path: Path
+) -> None:
+    html = tmp_path / "compare.html"
+    argv = ["compare", made.profile, "--memory", made.memory, *WORK, "--time-limit", 0.4]
+    found = command_json(*argv, "--solvers", "cpsat,lifo,belady", "--html", html)
+    assert [row["solver"] for row in found["rows"]] == ["cpsat", "lifo"]
+    (bound,) = found["bounds"]
+    assert bound["solver"] == "belady"
+    for row in found["rows"]:
+        assert bound["value"] <= row["objective"]
+        assert row["bound"] <= row["objective"]
+        if row["bound_class"] != "plan":
+            assert row["price_of_information"] is None
+    page = html.read_text()
+    # needs nothing else
+    assert not re.search(r"<(script|link|img)[^>]*(src|href)=", page)
+    by_time, by_memory, by_group = plot_data(page)
+    assert [line["name"] for line in by_memory["lines"]] == ["cpsat", "lifo"]
+    assert by_time["lines"][0]["x"] == pytest.approx([0.05, 0.1, 0.2, 0.4])
+    for line in by_memory["lines"]:
+        speeds = [speed for speed in line["y"] if speed is not None]
+        assert all(a <= b * (1 + 1e-9) for a, b in pairwise(speeds))
+    assert by_group["lines"][0]["x"][0] == 1
+    for name in ("cpsat", "lifo", "belady"):
+        assert f"<td>{name}</td>" in page
+
+
+def test_sweep(made: SimpleNamespace, command_json: Callable[..., Any], tmp_path: Path) -> None:
+    html = tmp_path / "sweep.html"
+    low, high = int(made.memory) // 4, int(made.memory) * 2
+    argv = ["sweep", made.profile, "--memory", f"{low}..{high}", *WORK, "--steps", 4]
+    found = command_json(*argv, "--solver", "flexgen", "--html", html)
+    points = found["points"]
+    assert [point["memory_bytes"] for point in points][:: len(points) - 1] == [low, high]
+    assert [point["feasible"] for point in points][:: len(points) - 1] == [False, True]
+    assert points[0]["smallest_bytes"] == found["smallest_bytes"] > low
+    speeds = [p["plan"]["predicted"]["tokens_per_second"]["value"] for p in points if p["feasible"]]
+    assert speeds == sorted(speeds)
+    assert plot_data(html.read_text())[0]["lines"][0]["y"][0] is None
+
+
+def test_what_is_refused(
+    made: SimpleNamespace, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    plan = ("plan", made.profile, "--memory", made.memory, "--out", tmp_path / "plan.json")
+    assert "needs costs of a CPU beside the device" in refused(capsys, *plan, "--solver", "fiddler")
+    assert "makes no plan" in refused(capsys, *plan, "--solver", "belady")
+    assert "no effect without --then" in refused(capsys, *plan, "--tolerance", "2%")
+    assert "is the first objective" in refused(capsys, *plan, "--then", "throughput")
+    share = (*plan, "--then", "bytes", "--tolerance")
+    for text in ("2", "x%", "100%", "-1%", "nan%"):
+        assert "write it like 2%" in refused(capsys, *share, text)
+    sweep = ("sweep", made.profile, "--memory")
+    assert "no budget of the range works" in refused(capsys, *sweep, "1KiB..2KiB")
+    assert "is not a range" in refused(capsys, *sweep, "1GiB")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ranges() -> None:
+    assert parse_range("1MiB..2MiB", "--memory") == (1 << 20, 2 << 20)
+    for text in ("1MiB", "..", "1MiB..", "..1MiB", "2MiB..1MiB", "1MiB..1MiB", "a..b"):
+        with pytest.raises(OptionError, match="--memory"):
+            parse_range(text, "--memory")
+
+
+def test_plots_without_plotly_are_refused_before_any_work(
+    made: SimpleNamespace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    argv = ("compare", made.profile, "--memory", made.memory, "--html", "never.html")
+    assert "pip install 'moeplan[plots]'" in refused(capsys, *argv)
+
+
+def test_a_page_holds_what_it_is_given() -> None:
+    nasty = "</script><b>"
+    chart = Chart(nasty, "x", "y", (Line(nasty, (1, 2), (None, 3.5), texts=(nasty, "")),), nasty)
+    empty = Chart("nothing", "x", "y", ())
+    page = build_plots(nasty, "below", [chart, empty], [TableOf("t", ("a",), ((nasty,),))])
+    assert nasty not in page
+    (plot,) = plot_data(page)
+    assert plot["lines"][0]["y"] == [None, 3.5]
+    assert "nothing" not in re.findall(r"<h2>(.*?)</h2>", page)
+
+
+def test_explain_as_typed(made: SimpleNamespace, command_json: Callable[..., Any]) -> None:
+    found = command_json("explain", made.plan, "--time-limit", 0.3)
+    assert len(found["words"]) == 6
+    assert found["words"][0].startswith("Why n = ")
+    assert found["residents"] <= found["units"]
+    assert found["memory_price"]["bound_after"] <= found["memory_price"]["bound_before"]
+
+
+def test_the_words_follow_from_the_numbers(plan: Plan) -> None:
+    # the hand-made plan: 4 requests in one group of 2 x 2, 5 ms a token
+    kept = Unit("expert", 0, 1, 0.5, 1 << 20, 2e-3)
+    left = Unit("dense", 1, -1, 1.0, 1 << 20, 1e-3)
+    found = Explanation(
+        groups=(
+            GroupPoint(2, 1, 2, 6e6, 500_000, True),
+            GroupPoint(2, 2, 4, 5e6, 900_000, True),
+        ),
+        last_kept=kept,
+        first_left_out=left,
+        residents=3,
+        units=11,
+        compute_busy=0.4,
+        channel_busy=0.95,
+        binds="copies",
+        memory={"dense": 300_000, "slots": 300_000, "experts": 100_000, "kv": 90_000},
+        spare_bytes=210_000,
+        memory_price=Price(100_000, 4.8e6, 4.56e6, 4.5e6, 1e-3),
+        bandwidth_price=Price(1e8, 4.8e6, 4.32e6, 5.5e6, None),
+        prefetching=Prefetching(2, 5e6, 6e6, 0.25),
+    )
+    group, residents, binds, memory, bandwidth, prefetching = sentences(plan, found)
+    assert "one copy serves 4 of 4 requests" in group
+    # 6 / 5 ms
+    assert "Groups of 2 (2 x 1) are 20.0% worse: 6 ms a token where groups of 4 take 5 ms" in group
+    assert "There are no more requests" in group
+    # 2e-3 ns a byte x 2^20 bytes = 2,097 ns
+    assert "expert 1 of layer 0, which 50% of passes need (2,097 ns" in residents
+    assert "the dense part of layer 1, which 100% of passes need (1,049 ns" in residents
+    assert "3 of 11 units" in residents
+    assert "order is not strict" not in residents
+    assert "the copy channel binds. Compute is busy 40% of the time, the channel 95%" in binds
+    # 1e-3 ns a byte x 2^30 bytes = 1.07 ms; 4.56 / 4.8 = 0.95; 4.5 / 5 = 0.9
+    assert "one more GiB saves 1.07 ms a token" in memory
+    assert "the bound falls by 5.0%" in memory
+    assert "4.5 ms a token, 10.0% less than this plan's" in memory
+    # 0.48 ms for 0.1 GB/s: 4.8 ms for one more; a new plan of 5.5 ms is worse than this one
+    assert "one more GB/s saves at most 4.8 ms a token" in bandwidth
+    assert "the bound falls by 10.0%, and a new search finds nothing better" in bandwidth
+    assert "without that the same plan takes 6 ms a token, 20.0% more" in prefetching
+    assert "25.0% are prefetched in vain" in prefetching
+    assert "do not fit: they need" not in group
+    tight = replace(found, groups=(replace(found.groups[0], fits=False), found.groups[1]))
+    assert "do not fit: they need 488.3 KiB at least, of 976.6 KiB" in sentences(plan, tight)[0]
+
+
+# a search without end, and baselines without end where there is a second argument; both say when
+# they begin
+ENDLESS = """
+import sys, time
+import planner.entries, solvers.sets
+real = solvers.sets.Search.run
+def run(self):
+    real(self)
+    print("searching", file=sys.stderr, flush=True)
+    time.sleep(600)
+solvers.sets.Search.run = run
+def baseline(*arguments):
+    print("comparing", file=sys.stderr, flush=True)
+    time.sleep(600)
+if sys.argv.pop(1) == "twice":
+    planner.entries.run_strategy = baseline
+from moeplan.cli import entry
+entry()
+"""
+
+
+def pressed(times: str, argv: list[Any]) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a program in which Control-C is pressed so often."""
+    command = [sys.executable, "-c", ENDLESS, times, *map(str, argv), "--json"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        for word in ("searching", "comparing")[: 2 if times == "twice" else 1]:
+            seen = next(line for line in process.stderr if line.strip() in (word, "Traceback"))
+            assert seen.strip() == word
+            process.send_signal(signal.SIGINT)
+        text, errors = process.communicate(timeout=300)
+    assert "Traceback" not in errors
+    return process.returncode, text, errors
+
+
+def test_control_c_writes_the_best_plan_so_far(made: SimpleNamespace, tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    argv = ["plan", made.profile, "--memory", made.memory, *WORK, "--out", out]
+    code, text, errors = pressed("once", argv)
+    assert code == 0, errors
+    plan = load_document(Plan, out)
+    assert plan.stop == "interrupted"
+    assert plan.bound is not None
+    assert json.loads(text)["stop"] == "interrupted"
+    out.unlink()
+    code, text, errors = pressed("twice", argv)
+    assert code == 130, errors
+    assert json.loads(text)["error"]["class"] == "Interrupted"
+    assert not out.exists()
