@@ -17,7 +17,7 @@ from planner.documents import (
 from planner.routing import TraceArrays, load_trace
 from solvers.errors import DocumentError, StaleError
 
-__all__ = ["Profile", "load_profile"]
+__all__ = ["Profile", "assemble", "load_profile"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +50,19 @@ def load_profile(folder: Path) -> Profile:
     model = load_document(ModelSpec, folder / "model.json")
     costs = load_document(CostProfile, folder / "costs.json")
     routing, arrays = load_trace(folder / "routing.json")
+    return assemble(Profile(folder, index, hardware, model, costs, routing, arrays))
+
+
+def assemble(profile: Profile) -> Profile:
+    """Hold the documents of a profile against its index; ``folder`` names it in messages.
+
+    Raises
+    ------
+    DocumentError, StaleError
+        As ``load_profile``.
+    """
+    folder, index, hardware = profile.folder, profile.index, profile.hardware
+    model, costs, routing = profile.model, profile.costs, profile.routing
     for document, expected in (
         (hardware, index.hardware_hash),
         (model, index.model_hash),
@@ -75,4 +88,4 @@ def load_profile(folder: Path) -> Profile:
     ):
         if needed and kind not in costs.curves:
             raise DocumentError(f"{folder / 'costs.json'}: curves: no curve for {kind}")
-    return Profile(folder, index, hardware, model, costs, routing, arrays)
+    return profile

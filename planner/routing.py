@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +18,15 @@ from planner.documents import RoutingTrace, load_document, write_atomic, write_d
 from planner.documents.base import Source
 from solvers.errors import DocumentError
 
-__all__ = ["TraceArrays", "coactivation", "load_trace", "popularity", "write_trace"]
+__all__ = [
+    "TraceArrays",
+    "coactivation",
+    "load_trace",
+    "popularity",
+    "read_arrays",
+    "trace_bytes",
+    "write_trace",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +51,19 @@ class TraceArrays:
     phase: npt.NDArray[np.uint8]
 
 
+def trace_bytes(arrays: TraceArrays) -> bytes:
+    """The array file's contents."""
+    buffer = io.BytesIO()
+    np.savez_compressed(
+        buffer,
+        experts=arrays.experts,
+        sequence=arrays.sequence,
+        position=arrays.position,
+        phase=arrays.phase,
+    )
+    return buffer.getvalue()
+
+
 def write_trace(
     folder: Path,
     arrays: TraceArrays,
@@ -51,15 +74,7 @@ def write_trace(
     source: Source = "measured",
 ) -> RoutingTrace:
     """Write ``routing.npz`` and ``routing.json`` into ``folder``; the JSON last."""
-    buffer = io.BytesIO()
-    np.savez_compressed(
-        buffer,
-        experts=arrays.experts,
-        sequence=arrays.sequence,
-        position=arrays.position,
-        phase=arrays.phase,
-    )
-    data = buffer.getvalue()
+    data = trace_bytes(arrays)
     write_atomic(folder / "routing.npz", data)
     trace = RoutingTrace(
         model_hash=model_hash,
@@ -92,35 +107,94 @@ def load_trace(path: Path) -> tuple[RoutingTrace, TraceArrays]:
         data = where.read_bytes()
     except OSError as error:
         raise DocumentError(f"{where}: cannot be read: {error.strerror}") from error
+    return trace, read_arrays(trace, data, str(where), path.name)
+
+
+def read_arrays(trace: RoutingTrace, data: bytes, where: str, beside: str) -> TraceArrays:
+    """The arrays of ``trace`` from the bytes of its array file.
+
+    Nothing is unpacked before the archive's own headers fit the trace, so that memory is bounded
+    by what the trace says (see ``_MOST_ARRAY_BYTES``) and not by what an archive unpacks to.
+
+    Parameters
+    ----------
+    trace
+        The routing document.
+    data
+        Contents of the ``.npz``; never unpickled.
+    where, beside
+        Names of the array file and of the document, for the message.
+
+    Raises
+    ------
+    DocumentError
+        If they are not the arrays of this trace, or hold impossible values.
+    """
     if hashlib.sha256(data).hexdigest() != trace.arrays_hash:
-        raise DocumentError(f"{where}: does not belong to {path.name} (its hash differs)")
+        raise DocumentError(f"{where}: does not belong to {beside} (its hash differs)")
     try:
-        file = np.load(io.BytesIO(data), allow_pickle=False)
-        if not isinstance(file, np.lib.npyio.NpzFile):
-            raise DocumentError(f"{where}: not a routing array file: one array, no archive")
-        with file:
-            arrays = TraceArrays(file["experts"], file["sequence"], file["position"], file["phase"])
+        fault = _header_fault(trace, data)
+        if fault is None:
+            file = np.load(io.BytesIO(data), allow_pickle=False)
+            with file:
+                arrays = TraceArrays(*(file[name] for name in _ARRAYS))
+            fault = _fault(trace, arrays)
     except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise DocumentError(f"{where}: not a routing array file: {error}") from error
-    fault = _fault(trace, arrays)
+    except (NotImplementedError, RuntimeError) as error:  # an encrypted or oddly packed archive
+        raise DocumentError(f"{where}: not a routing array file: {error}") from error
     if fault:
         raise DocumentError(f"{where}: {fault}")
-    return trace, arrays
+    return arrays
+
+
+_ARRAYS = ("experts", "sequence", "position", "phase")
+_MOST_ARRAY_BYTES = 4 << 30
+"""The arrays of a longer trace would not fit beside anything else."""
+
+
+def _expected(trace: RoutingTrace) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+    """Type and shape of each array."""
+    tokens = trace.tokens
+    return {
+        "experts": (np.dtype(np.uint16), (tokens, len(trace.moe_layers), trace.top_k)),
+        "sequence": (np.dtype(np.int32), (tokens,)),
+        "position": (np.dtype(np.int32), (tokens,)),
+        "phase": (np.dtype(np.uint8), (tokens,)),
+    }
+
+
+def _header_fault(trace: RoutingTrace, data: bytes) -> str | None:
+    """The first way in which what an archive says of itself does not fit ``trace``."""
+    expected = _expected(trace)
+    size = sum(dtype.itemsize * math.prod(shape) for dtype, shape in expected.values())
+    if size > _MOST_ARRAY_BYTES:
+        return f"arrays of {size:,} bytes are more than a trace can have"
+    if trace.experts > 1 << 16:
+        return f"{trace.experts:,} experts are more than its numbers can name"
+    if data[:2] != b"PK":
+        return "not a routing array file: one array, no archive"
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        for name, (dtype, shape) in expected.items():
+            with archive.open(f"{name}.npy") as member:
+                version = np.lib.format.read_magic(member)
+                read = {
+                    (1, 0): np.lib.format.read_array_header_1_0,
+                    (2, 0): np.lib.format.read_array_header_2_0,
+                }.get(version)
+                if read is None:
+                    return f"{name} is of an unknown format {version}"
+                found_shape, _, found_dtype = read(member)
+            if found_dtype.hasobject:
+                return f"not a routing array file: {name} holds objects of Python"
+            if found_shape != shape or found_dtype != dtype:
+                return f"{name} is {found_dtype} {found_shape}, not {dtype} {shape}"
+    return None
 
 
 def _fault(trace: RoutingTrace, arrays: TraceArrays) -> str | None:
     """The first way in which ``arrays`` cannot be those of ``trace``."""
     tokens = trace.tokens
-    for name, dtype, shape in (
-        ("experts", np.uint16, (tokens, len(trace.moe_layers), trace.top_k)),
-        ("sequence", np.int32, (tokens,)),
-        ("position", np.int32, (tokens,)),
-        ("phase", np.uint8, (tokens,)),
-    ):
-        array = getattr(arrays, name)
-        if array.shape != shape or array.dtype != dtype:
-            wanted = f"{np.dtype(dtype)} {shape}"
-            return f"{name} is {array.dtype} {array.shape}, not {wanted}"
     if arrays.experts.size and int(arrays.experts.max()) >= trace.experts:
         return f"names an expert beyond the {trace.experts} of the model"
     if tokens and int(arrays.phase.max()) > 1:

@@ -27,10 +27,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from planner.routing import load_trace
+from planner.documents import RoutingTrace
+from planner.routing import TraceArrays, load_trace
 from solvers.errors import DocumentError, OptionError
 
-__all__ = ["RoutingSource", "draw_scenarios", "load_source"]
+__all__ = ["RoutingSource", "draw_scenarios", "load_source", "trace_source"]
 
 Floats = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -124,7 +125,7 @@ def load_source(path: Path, series: str | None = None) -> RoutingSource:
         raise DocumentError(f"{path}: neither JSON nor a .npz archive of numpy") from error
     if isinstance(value, dict) and "kind" in value:
         _without_series(series, path)
-        return _trace(path)
+        return trace_source(*load_trace(path), str(path))
     if isinstance(value, dict) and isinstance(value.get("data"), dict):
         return _counts(value, path, series)
     if isinstance(value, dict) and isinstance(value.get("layers"), list):
@@ -141,11 +142,17 @@ def _without_series(series: str | None, path: Path) -> None:
         raise OptionError(f"--series has no effect on {path}, which has only one")
 
 
-def _trace(path: Path) -> RoutingSource:
-    trace, arrays = load_trace(path)
+def trace_source(trace: RoutingTrace, arrays: TraceArrays, where: str) -> RoutingSource:
+    """The statistics of a routing document that was read; ``where`` names it in messages.
+
+    Raises
+    ------
+    DocumentError
+        If it is empty.
+    """
     starts = np.flatnonzero(np.diff(arrays.sequence, prepend=-1))
     if not len(starts):
-        raise DocumentError(f"{path}: the routing trace is empty")
+        raise DocumentError(f"{where}: the routing trace is empty")
     row = np.cumsum(np.diff(arrays.sequence, prepend=arrays.sequence[:1]) != 0)
     counts = np.zeros((len(starts), len(trace.moe_layers), trace.experts), dtype=np.int64)
     for layer in range(len(trace.moe_layers)):

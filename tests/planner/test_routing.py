@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +173,25 @@ def test_impossible_arrays_are_refused(changed: dict[str, Any], part: str, tmp_p
     with pytest.raises(DocumentError, match=r"routing\.npz: ") as caught:
         load_trace(rewrite(tmp_path, **changed))
     assert part in str(caught.value)
+
+
+def test_an_archive_that_unpacks_to_more_than_the_trace_is_not_unpacked(tmp_path: Path) -> None:
+    # 64 MB of zeros in 62 kB: its header, not its contents, is what is looked at
+    path = rewrite(tmp_path, phase=np.zeros(64_000_000, dtype=np.uint8))
+    with np.load(tmp_path / "routing.npz") as file:
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **file)
+    replace_arrays(path, buffer.getvalue())
+    tracemalloc.start()
+    with pytest.raises(DocumentError, match=r"phase is uint8 \(64000000,\), not uint8 \(3,\)"):
+        load_trace(path)
+    assert tracemalloc.get_traced_memory()[1] < 4_000_000
+    tracemalloc.stop()
+
+
+def test_a_trace_that_claims_more_than_memory_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    value = json.loads(path.read_text())
+    path.write_text(json.dumps({**value, "tokens": 1 << 40}))
+    with pytest.raises(DocumentError, match="more than a trace can have"):
+        load_trace(path)
