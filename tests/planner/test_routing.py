@@ -15,7 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.routing import TraceArrays, coactivation, load_trace, popularity, write_trace
+from planner.documents import RoutingTrace, load_document
+from planner.routing import (
+    TraceArrays,
+    coactivation,
+    load_trace,
+    popularity,
+    read_arrays,
+    write_trace,
+)
 from solvers.errors import DocumentError
 
 HASH = "a" * 64
@@ -177,16 +185,17 @@ def test_impossible_arrays_are_refused(changed: dict[str, Any], part: str, tmp_p
 
 def test_an_archive_that_unpacks_to_more_than_the_trace_is_not_unpacked(tmp_path: Path) -> None:
     # 64 MB of zeros in 62 kB: its header, not its contents, is what is looked at
-    path = rewrite(tmp_path, phase=np.zeros(64_000_000, dtype=np.uint8))
-    with np.load(tmp_path / "routing.npz") as file:
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, **file)
-    replace_arrays(path, buffer.getvalue())
+    buffer = io.BytesIO()
+    zeros = np.zeros(64_000_000, dtype=np.uint8)
+    np.savez_compressed(buffer, **{**dataclasses.asdict(SMALL), "phase": zeros})
+    replace_arrays(write(tmp_path), buffer.getvalue())
+    trace = load_document(RoutingTrace, tmp_path / "routing.json")
     tracemalloc.start()
     with pytest.raises(DocumentError, match=r"phase is uint8 \(64000000,\), not uint8 \(3,\)"):
-        load_trace(path)
-    assert tracemalloc.get_traced_memory()[1] < 4_000_000
+        read_arrays(trace, buffer.getvalue(), "routing.npz", "routing.json")
+    most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
+    assert most < 4_000_000
 
 
 def test_a_trace_that_claims_more_than_memory_is_refused(tmp_path: Path) -> None:
