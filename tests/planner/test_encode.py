@@ -109,7 +109,7 @@ def test_dense_layers_and_shared_experts(profile_factory: Any) -> None:
     kinds = [[step[0] for step in one.lead(shape, layer, 1.0).steps] for layer in (0, 1)]
     assert kinds == [
         ["attention", "attention", "dense_mlp"],
-        ["attention", "attention", "router", "shared_expert"],
+        ["attention", "attention", "shared_expert", "router"],
     ]
     made = one.scenarios((shape,), np.ones((1, 3, 8), dtype=np.int32), Factors())
     assert made.demand[0, 0].sum() == 0
