@@ -17,9 +17,12 @@ from planner.documents import (
     Curve,
     Document,
     Event,
+    ExpertPlacement,
     Figure,
     Hardware,
+    LayerPlacement,
     LayerSpec,
+    Machine,
     MemoryAccount,
     ModelSpec,
     Plan,
@@ -55,6 +58,10 @@ def curves(draw: st.DrawFn) -> Curve:
 
 def sources() -> st.SearchStrategy[Any]:
     return st.sampled_from(["measured", "fitted", "spec", "synthetic", "paced"])
+
+
+def speeds() -> st.SearchStrategy[Figure]:
+    return st.builds(Figure, st.floats(1e6, 1e18), sources(), st.none() | st.floats(0, 9), SMALL)
 
 
 @st.composite
@@ -144,6 +151,24 @@ FITTING: dict[type, dict[str, st.SearchStrategy[Any]]] = {
     ModelSpec: {"tied": st.just(False)},
     RoutingTrace: {"tokens": SMALL, "sequences": st.just(1), "top_k": st.just(1)},
     RoutingStats: {"top_k": st.just(1)},
+    Machine: {
+        "device": st.just("cuda"),
+        "compute_flops_per_second": st.dictionaries(
+            st.sampled_from(["float32", "float16"]), speeds(), min_size=1
+        ),
+        "device_bandwidth_bytes_per_second": speeds(),
+        "link_bytes_per_second": speeds(),
+        "disk_bytes_per_second": st.none() | speeds(),
+    },
+    ExpertPlacement: {
+        "devices": st.sampled_from([4, 8]),
+        "nodes": st.sampled_from([1, 2, 4]),
+        "replicas": st.integers(4, 9),
+        "experts": st.just(2),
+        "layers": st.lists(
+            st.sets(st.integers(0, 3), min_size=1).map(sorted).map(tuple), min_size=2, max_size=2
+        ).map(lambda homes: (LayerPlacement(3, tuple(homes)),)),
+    },
 }
 
 
