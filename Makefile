@@ -52,5 +52,5 @@ $(RUN_STAMP):
 	@touch $@
 
 $(DEV_STAMP): $(RUN_STAMP)
-	$(INSTALL) -e '.[run,dev]'
+	$(INSTALL) -e '.[run,service,dev]'
 	@touch $@

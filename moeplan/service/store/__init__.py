@@ -1,0 +1,52 @@
+"""The store: documents and blobs by hash, jobs with leases, API tokens; SQLite or PostgreSQL."""
+
+from __future__ import annotations
+
+from moeplan.service.store.database import Database, StoreError
+from moeplan.service.store.documents import Documents, Kept
+from moeplan.service.store.jobs import Beat, Job, Jobs, QueueFullError
+from moeplan.service.store.migrate import migrate
+from moeplan.service.store.tokens import Token, Tokens
+
+__all__ = [
+    "Beat",
+    "Database",
+    "Documents",
+    "Job",
+    "Jobs",
+    "Kept",
+    "QueueFullError",
+    "Store",
+    "StoreError",
+    "Token",
+    "Tokens",
+    "migrate",
+]
+
+
+class Store:
+    """Everything the service keeps.
+
+    Parameters
+    ----------
+    url
+        A SQLAlchemy URL of SQLite or PostgreSQL.
+
+    Raises
+    ------
+    OptionError
+        If the URL is of another kind.
+    StoreError
+        If the database cannot be reached or brought to this version.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.database = Database(url)
+        migrate(self.database)
+        self.documents = Documents(self.database)
+        self.jobs = Jobs(self.database)
+        self.tokens = Tokens(self.database)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.database.close()

@@ -1,0 +1,140 @@
+"""Connections and transactions, on SQLite and on PostgreSQL alike."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from solvers.errors import OptionError, RunError
+
+__all__ = ["Database", "StoreError"]
+
+_BUSY_MS = 20_000
+"""How long a writer waits for another one."""
+
+
+class StoreError(RunError):
+    """The database cannot be reached, is of a newer version, or holds what it should not."""
+
+
+class Database:
+    """One database.
+
+    Parameters
+    ----------
+    url
+        ``sqlite:///FILE`` or ``postgresql://USER@HOST/NAME``.
+
+    Raises
+    ------
+    OptionError
+        If it is no such URL.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            parsed = sa.make_url(url)
+        except ArgumentError:
+            raise OptionError(
+                "the store's URL cannot be read: write it like sqlite:///moeplan.db or "
+                "postgresql://user@host/name"
+            ) from None
+        self.label = parsed.render_as_string(hide_password=True)
+        backend = parsed.get_backend_name()
+        if backend not in ("sqlite", "postgresql"):
+            raise OptionError(f"the store {self.label} is neither sqlite: nor postgresql:")
+        self.postgresql = backend == "postgresql"
+        options: dict[str, Any] = {"pool_size": 20, "max_overflow": 20, "pool_timeout": 20}
+        if self.postgresql:
+            parsed = parsed.set(drivername="postgresql+psycopg")
+            options |= {"pool_pre_ping": True, "connect_args": {"connect_timeout": 10}}
+        elif not parsed.database or parsed.database == ":memory:" or parsed.query:
+            raise OptionError(
+                f"the store {self.label}: name a file, as in sqlite:///moeplan.db: servers and "
+                "workers are several processes"
+            )
+        try:
+            self._engine = sa.create_engine(parsed, **options)
+        except (ArgumentError, NoSuchModuleError, ImportError) as error:
+            raise OptionError(f"the store {self.label}: {error}") from error
+        if not self.postgresql:
+            sa.event.listen(self._engine, "connect", _prepare_sqlite)
+            sa.event.listen(self._engine, "begin", _begin_sqlite)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._engine.dispose()
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[sa.Connection]:
+        """A transaction that changes nothing."""
+        with self._told(), self._engine.connect() as connection, connection.begin():
+            yield connection
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[sa.Connection]:
+        """A transaction that may change something: all of it, or on an exception nothing."""
+        with self._told(), self._engine.connect() as connection:
+            connection = connection.execution_options(moeplan_writes=True)
+            with connection.begin():
+                yield connection
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Foreign errors as ours, in one line and without the statement."""
+        try:
+            yield
+        except PoolTimeout as error:
+            raise StoreError(f"the store {self.label} is too busy") from error
+        except DBAPIError as error:
+            reason = " ".join(str(error.orig).split())
+            raise StoreError(f"the store {self.label} cannot be used: {reason}") from error
+
+    def now(self, connection: sa.Connection) -> float:
+        """Seconds since 1970 by one clock for all who share the store.
+
+        PostgreSQL's own; a SQLite file is shared on one machine, whose clock it is.
+        """
+        if self.postgresql:
+            return float(connection.execute(_CLOCK).scalar_one())
+        return time.time()
+
+    def insert_new(self, connection: sa.Connection, table: sa.Table, row: dict[str, Any]) -> bool:
+        """Insert a row unless its primary key is there; whether it was inserted."""
+        dialect = postgresql if self.postgresql else sqlite
+        statement = dialect.insert(table).values(**row).on_conflict_do_nothing()
+        key = next(iter(table.primary_key.columns))
+        return connection.execute(statement.returning(key)).one_or_none() is not None
+
+    def changed(self, connection: sa.Connection, statement: sa.Update) -> bool:
+        """Carry out an update of at most one row; whether there was one."""
+        found = connection.execute(statement)
+        return bool(found.rowcount == 1)
+
+
+_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp())")
+
+
+def _prepare_sqlite(connection: Any, _: object) -> None:
+    # the driver begins no transactions by itself: _begin_sqlite does
+    connection.isolation_level = None
+    for pragma in (
+        f"busy_timeout = {_BUSY_MS}",
+        "journal_mode = WAL",
+        "synchronous = FULL",
+        "trusted_schema = OFF",
+    ):
+        connection.execute(f"PRAGMA {pragma}").close()
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    # a writer takes its lock at the start: a reader that turns writer could never wait for one
+    writes = connection.get_execution_options().get("moeplan_writes")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,0 +1,3 @@
+"""Migrations, one a file; Alembic walks them by ``down_revision``."""
+
+__all__: list[str] = []
