@@ -25,10 +25,14 @@ __all__ = ["FluidClock", "move_residents"]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-_STEPS_PER_WORK = 50_000
+_STEPS_PER_WORK = 100_000
 """Stages of passes that the fluid clock follows for each unit of work."""
 _MOVES = 400
 """Trial moves at once."""
+_PASSES = 16
+"""Passes that the fluid clock follows; the replay follows all."""
+_TOGETHER = 8
+"""Moves of different stages made in one round."""
 _CHECKED = 6
 """Schedules handed to the replay for each number of slots."""
 
@@ -164,13 +168,17 @@ def move_residents(search: Search, work: float, seed: int) -> None:
     if found is None or found.eviction != "none" or search.problem.measure == "bytes":
         return
     problem = search.problem
-    steps = problem.scenarios.passes * len(problem.stages)
+    steps = min(problem.scenarios.passes, _PASSES) * len(problem.stages)
     rounds = int(work * _STEPS_PER_WORK) // max(steps, 1)
     share = demand_share(problem)
     ahead = [share[index, item] for index, one in enumerate(found.stages) for item in one.prefetch]
     everything = float(min(ahead, default=2.0))
     variants = []
-    for slots, start_slots in ((0, 0), (1, 0), (-1, 0), (0, -1), (0, 1), (1, -1)):
+    changes = [(0, 0), (1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (-1, 1)]
+    if not found.start_slots:
+        # with two, start units are copied ahead in time that nothing else can use
+        changes += [(0, 2), (-1, 2)]
+    for slots, start_slots in changes:
         sizes = (found.slots + slots, found.start_slots + start_slots)
         if sizes[0] >= 1 and sizes[1] >= min(found.start_slots, 1):
             variants.append(sizes)
@@ -178,7 +186,7 @@ def move_residents(search: Search, work: float, seed: int) -> None:
         for threshold in sorted({everything, -1.0}):
             if search.out_of_time:
                 return
-            _descend(search, found, sizes, threshold, rounds // (2 * len(variants)) + 1, seed)
+            _descend(search, found, sizes, threshold, max(rounds // len(variants) // 2, 5), seed)
 
 
 def _descend(
@@ -196,7 +204,8 @@ def _descend(
     sequential = np.array([stage.sequential for stage in problem.stages])
     listed = exists & ((share >= threshold) | sequential[:, None])
     reserve = 0 if bool((listed | ~exists).all()) else min(max(found.reserve, 1), slots)
-    clock = FluidClock(problem, listed, slots, start_slots, reserve)
+    few = problem.replace(scenarios=problem.scenarios.take_passes(_PASSES))
+    clock = FluidClock(few, listed, slots, start_slots, reserve)
     sets = _fitting(problem, found, slots, start_slots, share)
     if sets is None:
         return
@@ -215,10 +224,34 @@ def _descend(
         best = int(values.argmin())
         if values[best] >= value * (1.0 - 1e-7):
             break
-        sets, value = moves[best].applied(sets), float(values[best])
+        several = _together(moves, values, value)
+        together = float(clock.measure(sets, [several])[0])
+        if together < values[best] and _spare(problem, several.applied(sets), *sizes) >= 0:
+            sets, value = several.applied(sets), together
+        else:
+            sets, value = moves[best].applied(sets), float(values[best])
         if step % every == every - 1:
             _try(search, _schedule(problem, sets, listed, share, sizes, reserve))
     _try(search, _schedule(problem, sets, listed, share, sizes, reserve))
+
+
+def _together(moves: list[_Move], values: Floats, value: float) -> _Move:
+    """The best moves that improve, as one, as far as each has stages of its own."""
+    leave: list[tuple[int, int]] = []
+    come: list[tuple[int, int]] = []
+    touched: set[int] = set()
+    made = 0
+    for at in np.argsort(values, kind="stable").tolist():
+        move = moves[at]
+        stages = {stage for stage, _ in (*move.leave, *move.come)}
+        if values[at] >= value or made == _TOGETHER:
+            break
+        if not stages & touched:
+            touched |= stages
+            leave += move.leave
+            come += move.come
+            made += 1
+    return _Move(tuple(leave), tuple(come))
 
 
 def _try(search: Search, schedule: Schedule) -> None:
@@ -227,10 +260,10 @@ def _try(search: Search, schedule: Schedule) -> None:
 
 
 def _spare(problem: Problem, sets: _Sets, slots: int, start_slots: int) -> int:
-    """Bytes left over."""
+    """Bytes left over, with start slots for any start unit, so that each may leave."""
     held = np.array([s.start.held_bytes if s.start else 0 for s in problem.stages])
     used = int((problem.item_bytes * sets.items).sum() + (held * sets.starts).sum())
-    used += slots * problem.slot_bytes + start_slots * int((held * ~sets.starts).max(initial=0))
+    used += slots * problem.slot_bytes + start_slots * int(held.max(initial=0))
     return problem.capacity_bytes - used
 
 

@@ -170,17 +170,20 @@ class Scenarios:
 
     def take_runs(self, count: int) -> Scenarios:
         """Only the first ``count`` runs."""
-        end = ([*self.run_starts, self.passes])[min(count, len(self.run_starts))]
+        return self.take_passes(([*self.run_starts, self.passes])[min(count, len(self.run_starts))])
+
+    def take_passes(self, count: int) -> Scenarios:
+        """Only the first ``count`` passes."""
         mean = self.mean_demanded
         return Scenarios(
-            self.prologue_ns[:end],
-            self.lead_ns[:end],
-            self.demand[:end],
-            self.work_ns[:end],
-            self.epilogue_ns[:end],
-            self.weight[:end],
-            None if mean is None else mean[:end],
-            self.run_starts[:count],
+            self.prologue_ns[:count],
+            self.lead_ns[:count],
+            self.demand[:count],
+            self.work_ns[:count],
+            self.epilogue_ns[:count],
+            self.weight[:count],
+            None if mean is None else mean[:count],
+            tuple(start for start in self.run_starts if start < count),
         )
 
 
