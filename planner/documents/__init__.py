@@ -20,6 +20,7 @@ from planner.documents.base import (
     write_document,
 )
 from planner.documents.costs import Channel, CostProfile, Curve, Hardware, Surface, Tier
+from planner.documents.machine import Machine
 from planner.documents.model import LayerSpec, ModelSpec
 from planner.documents.placement import BalanceFigures, ExpertPlacement, LayerPlacement
 from planner.documents.plan import (
@@ -53,6 +54,7 @@ DOCUMENTS: dict[str, type[Document]] = {
         Plan,
         Trace,
         ExpertPlacement,
+        Machine,
     )
 }
 
@@ -73,6 +75,7 @@ __all__ = [
     "LayerPolicy",
     "LayerSpec",
     "Locations",
+    "Machine",
     "MemoryAccount",
     "ModelSpec",
     "Plan",

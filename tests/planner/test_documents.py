@@ -145,6 +145,14 @@ def _examples() -> dict[str, Document]:
         "seed": 0,
     }  # fmt: skip
     body["placement"] = parse_document(DOCUMENTS["placement"], placement, "placement")
+    speed = {**figures, "value": 1e9}
+    machine = {
+        "kind": "machine", "version": 1, "name": "m", "device": "cuda", "processor": "p",
+        "compute_flops_per_second": {"float16": speed}, "device_memory_bytes": 9,
+        "device_bandwidth_bytes_per_second": speed, "host_memory_bytes": 8,
+        "link_bytes_per_second": speed, "disk_bytes_per_second": None, "assumed": ["a"],
+    }  # fmt: skip
+    body["machine"] = parse_document(DOCUMENTS["machine"], machine, "machine")
     return body
 
 
