@@ -1,6 +1,6 @@
 """Routing statistics from elsewhere, and scenarios drawn from them.
 
-Four kinds are understood, each with what it lacks:
+Five kinds are understood, each with what it lacks:
 
 ``trace``
     A routing document of ``moeplan profile``: tokens of whole sequences.
@@ -12,6 +12,10 @@ Four kinds are understood, each with what it lacks:
     are drawn independently, which makes devices look better balanced than they are.
 ``counts``
     JSON, as ``heat`` for some layers and for each text domain.
+``joint``
+    ``.npz``, arrays [layers - 1, experts, experts] of whole numbers named ``series.domain``: rows
+    that chose e in a layer and f in the next one known. Which layers these are is missing (they
+    count 0, 1, 2, ...), and experts of one layer that were chosen together.
 """
 
 from __future__ import annotations
@@ -65,7 +69,7 @@ class RoutingSource:
         known.
     """
 
-    kind: Literal["trace", "shares", "heat", "counts"]
+    kind: Literal["trace", "shares", "heat", "counts", "joint"]
     layers: tuple[int, ...]
     sequences: dict[str, Int64] = field(default_factory=dict)
     heat: dict[str, Floats] = field(default_factory=dict)
@@ -101,7 +105,7 @@ def load_source(path: Path, series: str | None = None) -> RoutingSource:
     path
         A routing document, or a file of one of the other kinds.
     series
-        Which series of a ``counts`` file, where it has several.
+        Which series of a ``counts`` or ``joint`` file, where it has several.
 
     Raises
     ------
@@ -117,8 +121,7 @@ def load_source(path: Path, series: str | None = None) -> RoutingSource:
     except OSError as error:
         raise DocumentError(f"{path}: cannot be read: {error.strerror}") from error
     if data[:2] == b"PK":
-        _without_series(series, path)
-        return _shares(data, path)
+        return _archive(data, path, series)
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -172,7 +175,8 @@ def trace_source(trace: RoutingTrace, arrays: TraceArrays, where: str) -> Routin
     )
 
 
-def _shares(data: bytes, path: Path) -> RoutingSource:
+def _archive(data: bytes, path: Path, series: str | None) -> RoutingSource:
+    """Shares or joint counts; their numbers tell."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
             arrays = {name: np.asarray(file[name]) for name in file.files}
@@ -180,6 +184,38 @@ def _shares(data: bytes, path: Path) -> RoutingSource:
         raise DocumentError(f"{path}: not an archive of numpy arrays: {error}") from error
     if not arrays:
         raise DocumentError(f"{path}: holds no array")
+    if all(array.dtype.kind in "iu" and array.ndim == 3 for array in arrays.values()):
+        return _joint(arrays, path, series)
+    _without_series(series, path)
+    return _shares(arrays, path)
+
+
+def _joint(arrays: dict[str, npt.NDArray[Any]], path: Path, series: str | None) -> RoutingSource:
+    """Joint counts of one series; a layer's counts are what its pairs add up to."""
+    table: dict[str, dict[str, Floats]] = {}
+    for name, array in arrays.items():
+        ahead, _, domain = name.rpartition(".")
+        table.setdefault(ahead, {})[domain] = array.astype(np.float64)
+    domains = _one_series(table, series, path)
+    heat = {}
+    for name, pairs in domains.items():
+        first = next(iter(domains.values()))
+        if pairs.shape != first.shape or pairs.shape[1] != pairs.shape[2] or not pairs.size:
+            raise DocumentError(
+                f"{path}: {name} is {pairs.shape}, not joint counts [layers - 1, experts, experts]"
+            )
+        before, after = pairs.sum(axis=2), pairs.sum(axis=1)
+        if pairs.min() < 0 or not before.sum(axis=1).all() or (before[1:] != after[:-1]).any():
+            raise DocumentError(
+                f"{path}: {name}: a count is negative, or two pairs of layers do not agree on the "
+                "counts of the layer between them"
+            )
+        heat[name] = np.concatenate([before, after[-1:]])
+    joint: Floats = np.sum(list(domains.values()), axis=0)
+    return RoutingSource("joint", tuple(range(len(joint) + 1)), heat=heat, joint=joint)
+
+
+def _shares(arrays: dict[str, npt.NDArray[Any]], path: Path) -> RoutingSource:
     shape: tuple[int, ...] = ()
     sequences: dict[str, Int64] = {}
     for name, array in arrays.items():
@@ -213,22 +249,26 @@ def _heat(value: dict[str, Any], path: Path) -> RoutingSource:
 
 
 def _counts(value: dict[str, Any], path: Path, series: str | None) -> RoutingSource:
-    table = value["data"]
+    domains = _one_series(value["data"], series, path)
+    if not isinstance(domains, dict) or not domains:
+        raise DocumentError(f"{path}: data: the series holds no domain")
+    heat = {name: _table(rows, path, f"data, domain {name}") for name, rows in domains.items()}
+    first = next(iter(heat.values()))
+    if any(one.shape != first.shape for one in heat.values()):
+        raise DocumentError(f"{path}: data: domains differ in layers or experts")
+    return RoutingSource(
+        "counts", _layers(value.get("layers"), len(first), path), heat=heat, top_k=None
+    )
+
+
+def _one_series(table: dict[str, Any], series: str | None, path: Path) -> Any:
+    """The series that was asked for, or the only one."""
     if series is None and len(table) == 1:
         series = next(iter(table))
     if series not in table:
         there = ", ".join(sorted(table)[:20])
         raise OptionError(f"{path} has several series: give --series, one of {there}")
-    domains = table[series]
-    if not isinstance(domains, dict) or not domains:
-        raise DocumentError(f"{path}: data.{series} holds no domain")
-    heat = {name: _table(rows, path, f"data.{series}.{name}") for name, rows in domains.items()}
-    first = next(iter(heat.values()))
-    if any(one.shape != first.shape for one in heat.values()):
-        raise DocumentError(f"{path}: data.{series}: domains differ in layers or experts")
-    return RoutingSource(
-        "counts", _layers(value.get("layers"), len(first), path), heat=heat, top_k=None
-    )
+    return table[series]
 
 
 def _table(rows: Any, path: Path, where: str) -> Floats:
