@@ -12,9 +12,28 @@ from planner.memory import account_device, smallest_budget
 from planner.profiles import load_profile
 from solvers.errors import BudgetError, DocumentError, StaleError, UnsupportedError
 
-__all__ = ["check_account", "check_documents"]
+__all__ = ["check_account", "check_can_run", "check_documents"]
 
 _log = logging.getLogger(__name__)
+
+
+def check_can_run(plan: Plan, checkpoint: Path) -> None:
+    """Refuse what no checkpoint could make runnable, before any is opened.
+
+    Raises
+    ------
+    UnsupportedError
+        If the plan is for another device, or was made from a configuration alone.
+    """
+    if plan.device != "cpu":
+        raise UnsupportedError(
+            f"the plan is for device {plan.device!r}; this moeplan runs plans for 'cpu'"
+        )
+    if checkpoint.is_file():
+        raise UnsupportedError(
+            f"the plan was made from a configuration ({checkpoint}) and figures of a machine, not "
+            "from measurements: profile a checkpoint and plan from that, to run it"
+        )
 
 
 def check_documents(plan: Plan, source: WeightSource, profile: Path | None) -> None:
@@ -27,12 +46,8 @@ def check_documents(plan: Plan, source: WeightSource, profile: Path | None) -> N
     StaleError
         Naming the first document that differs.
     UnsupportedError
-        If the plan is for another device.
+        If the types do not fit.
     """
-    if plan.device != "cpu":
-        raise UnsupportedError(
-            f"the plan is for device {plan.device!r}; this moeplan runs plans for 'cpu'"
-        )
     folder = source.checkpoint.folder
     if source.fingerprint != plan.inputs.checkpoint_fingerprint:
         raise StaleError(

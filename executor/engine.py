@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from executor.allocator import tune_process
-from executor.checks import check_account, check_documents
+from executor.checks import check_account, check_can_run, check_documents
 from executor.closing import Closing
 from executor.device import Device
 from executor.direct import ReadInto, preadv
@@ -125,6 +125,7 @@ class Engine(Closing):
             If the policy does not fit the model, or the account of memory is not the model's.
         """
         folder = checkpoint or Path(plan.locations.checkpoint)
+        check_can_run(plan, folder)
         if store is None and plan.inputs.store_fingerprint is not None:
             if plan.locations.store is None:
                 raise StaleError(

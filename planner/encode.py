@@ -122,9 +122,11 @@ class Encoding:
 
     @cached_property
     def link(self) -> Channel:
-        """The copy channel."""
-        for channel in self.profile.hardware.channels:
-            if channel.name == "disk":
+        """The copy channel: from the disk, or to a GPU from host memory."""
+        hardware = self.profile.hardware
+        wanted = ("disk",) if hardware.device == "cpu" else ("disk", "h2d")
+        for channel in hardware.channels:
+            if channel.name in wanted:
                 return channel
         raise UnsupportedError(
             "hardware: no 'disk' channel; this version plans for weights on the disk"

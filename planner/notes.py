@@ -27,6 +27,7 @@ def plan_notes(
         *_rivals(solver, value, rivals),
     ]
     notes += [f"{solver}: {text}" for text in said]
+    notes += candidate.encoding.profile.index.notes
     notes += _scenarios(candidate)
     return tuple(note for note in notes if note)
 

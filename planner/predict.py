@@ -140,7 +140,7 @@ def _timeline(judged: Judged, schedule: Schedule) -> Timeline:
         events.append(
             Event(
                 kind,
-                "disk",
+                judged.encoding.link.name,
                 part.pass_index,
                 part.stage,
                 part.item,

@@ -39,7 +39,8 @@ def _fault(row: Event, plan: Plan, model: ModelSpec | None) -> tuple[str, str] |
     policy = plan.policy
     layers = len(policy.layers)
     copies = row.kind.startswith("copy_")
-    if row.channel != ("disk" if copies else "compute"):
+    links = ("disk",) if plan.device == "cpu" else ("disk", "h2d")
+    if row.channel not in (links if copies else ("compute",)):
         return "timeline_channel", f"on the channel {row.channel}"
     first, last = 0, layers - 1
     if row.kind == "embed":

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from moeplan.commands import explain, look, make, place, sweep, use, versus
+from moeplan.commands import catalog, explain, look, make, place, sweep, use, versus
 
 __all__ = ["app"]
 
@@ -50,4 +50,5 @@ app.command("sweep")(sweep.sweep)
 app.command("explain")(explain.explain)
 app.command("place")(place.place)
 app.command("show")(look.show)
+app.command("catalog")(catalog.catalog)
 app.command("schema")(look.schema)

@@ -14,20 +14,29 @@ from moeplan.commands.common import (
     Json,
     Memory,
     NewTokens,
-    ProfileFolder,
     PromptTokens,
     Requests,
     Seed,
     Then,
     TimeLimit,
     Tolerance,
-    model_of,
     plain,
     plan_summary,
     reporter_of,
     search_seconds,
     second_objective,
     workload_of,
+)
+from moeplan.commands.offline import (
+    DtypeName,
+    HardwareName,
+    HostMemory,
+    ModelConfig,
+    OptionalProfile,
+    ProfileOut,
+    Routing,
+    Series,
+    profile_of,
 )
 from moeplan.commands.profiled import doubts, measured_table, spreads
 from moeplan.options import (
@@ -207,8 +216,15 @@ def _profile_summary(made: Profile, index: ProfileIndex) -> dict[str, object]:
 
 def plan(
     ctx: typer.Context,
-    profile_folder: ProfileFolder,
     memory: Memory,
+    profile_folder: OptionalProfile = None,
+    model: ModelConfig = None,
+    hardware: HardwareName = None,
+    routing: Routing = None,
+    series: Series = None,
+    dtype: DtypeName = None,
+    host_memory: HostMemory = None,
+    profile_out: ProfileOut = None,
     requests: Requests = 64,
     prompt_tokens: PromptTokens = 64,
     new_tokens: NewTokens = 16,
@@ -237,13 +253,26 @@ def plan(
     (objective,) = split_names(objective, OBJECTIVES, "--objective", most=1)
     (solver,) = split_names(solver, (*SOLVERS, *BOUNDS, *REFUSED), "--solver", most=1)
     second, share = second_objective((objective,), then, tolerance)
-    check_outputs({"--out": out}, [profile_folder])
-    loaded = load_profile(profile_folder)
+    check_outputs({"--out": out}, [profile_folder, model, *map(Path, filter(None, (routing,)))])
     limit = search_seconds((solver,), time_limit)
+    workload = workload_of(requests, prompt_tokens, new_tokens)
+    loaded = profile_of(
+        profile_folder,
+        workload,
+        memory_bytes,
+        seed,
+        model=model,
+        hardware=hardware,
+        routing=routing,
+        series=series,
+        dtype=dtype,
+        host_memory=host_memory,
+        profile_out=profile_out,
+    )
     with reporter.steps("plan") as steps:
         made = make_plan(
             loaded,
-            workload_of(requests, prompt_tokens, new_tokens),
+            workload,
             memory_bytes=memory_bytes,
             solver=solver,
             objective=objective,
@@ -259,7 +288,7 @@ def plan(
         # the plan's maker and the checker disagree: a bug, which must not leave as a plan
         raise RuntimeError(f"the checker refuses the new plan: {faults}")
     write_document(made, out)
-    for paragraph in explain_plan(made, model_of(made)):
+    for paragraph in explain_plan(made, loaded.model):
         reporter.show(Text(paragraph + "\n"))
     if made.notes:
         reporter.show(note_list(made.notes))

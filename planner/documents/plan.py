@@ -214,7 +214,8 @@ class ProfileIndex(Document):
     """What a profile folder holds: ``hardware.json``, ``model.json``, ``costs.json`` and
     ``routing.json`` (with ``routing.npz``), and what they were made from.
 
-    ``memory_bytes`` is the device budget that the profile was measured under.
+    ``memory_bytes`` is the device budget that the profile was measured under; ``notes`` what
+    a reader of its plans must know of where it comes from (of one that was not measured).
     """
 
     kind: ClassVar[str] = "profile"
@@ -228,6 +229,7 @@ class ProfileIndex(Document):
     model_hash: Hash
     costs_hash: Hash
     routing_hash: Hash
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,109 @@
+"""``moeplan plan --model --hardware --routing`` and ``moeplan catalog`` from outside."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moeplan import cli
+from planner.catalogue import machine_names
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = ROOT / "examples" / "pycode-moe" / "config.json"
+PLAN = ["--memory", "10MiB", "--requests", "4", "--prompt-tokens", "8", "--new-tokens", "4"]
+OFFLINE = ["--model", str(CONFIG), "--hardware", "rtx-3090", "--routing", "uniform"]
+
+
+def run(*arguments: str) -> int:
+    return cli.main(["plan", *PLAN, *arguments])
+
+
+def test_a_plan_its_profile_and_what_works_on_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile, plan = tmp_path / "profile", tmp_path / "plan.json"
+    wanted = ["--profile-out", str(profile), "--solver", "frequency", "--out", str(plan)]
+    assert run(*OFFLINE, *wanted, "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["device"] == "cuda"
+    assert any("nothing was measured" in note for note in said["notes"])
+    assert cli.main(["check", str(plan)]) == 0
+    comparing = ["--solvers", "frequency,lru", "--objectives", "throughput"]
+    assert cli.main(["compare", str(profile), *PLAN, *comparing]) == 0
+    prompts = tmp_path / "p.txt"
+    prompts.write_text("x\n")
+    capsys.readouterr()
+    assert cli.main(["run", str(plan), "--prompts", str(prompts)]) == 2
+    assert "the plan is for device 'cuda'" in capsys.readouterr().err
+
+
+def test_a_plan_for_a_processor_is_not_run_either(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, prompts = tmp_path / "plan.json", tmp_path / "p.txt"
+    offline = [*OFFLINE[:2], "--hardware", "ryzen-7950x", "--routing", "zipf:1"]
+    assert run(*offline, "--solver", "frequency", "--out", str(plan)) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.json"]
+    prompts.write_text("x\n")
+    assert cli.main(["run", str(plan), "--prompts", str(prompts)]) == 2
+    assert "made from a configuration" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "give a PROFILE_DIR"),
+        (["here", *OFFLINE], "--model has no effect on here"),
+        (["here", "--host-memory", "1GiB"], "--host-memory has no effect on here"),
+        (OFFLINE[:4], "--routing must be given, too (uniform says that nothing is known)"),
+        (OFFLINE[2:], "--model must be given, too"),
+        (OFFLINE[:2], "--hardware and --routing must be given"),
+        ([*OFFLINE[:2], "--hardware", "rtx3090", *OFFLINE[4:]], "nearest are rtx-3090"),
+        ([*OFFLINE, "--memory", "25GiB"], "more than the 24.0 GiB of rtx-3090"),
+        ([*OFFLINE, "--host-memory", "0"], "--host-memory"),
+        ([*OFFLINE, "--dtype", "float64"], "--dtype 'float64' is unknown"),
+        ([*OFFLINE, "--series", "x"], "--series has no effect"),
+        ([*OFFLINE, "--profile-out", str(ROOT / "docs")], "is not empty"),
+        ([*OFFLINE[:4], "--routing", "nowhere"], "no such file; give statistics"),
+        (["--model", "nowhere.json", *OFFLINE[2:]], "nowhere.json"),
+        ([*OFFLINE[:2], "--hardware", "nowhere.json", *OFFLINE[4:]], "nowhere.json: no such file"),
+    ],
+)
+def test_what_is_refused_is_one_line_and_writes_nothing(
+    arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments, "--out", str(tmp_path / "plan.json")) == 2
+    said = capsys.readouterr().err
+    assert words in " ".join(said.split())
+    assert len(said.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["catalog", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [machine["name"] for machine in said["hardware"]] == list(machine_names())
+    assert "mixtral" in said["families"]
+    assert cli.main(["catalog"]) == 0
+    assert "rtx-3090" in capsys.readouterr().out
+    assert cli.main(["catalog", "t4", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)["figures"]
+    assert {row["kind"] for row in figures} == {"spec", "measured"}
+    assert all(row["source"] for row in figures)
+    assert cli.main(["catalog", "t5"]) == 2
+
+
+def test_planning_without_a_machine_loads_no_torch(tmp_path: Path) -> None:
+    arguments = ["plan", *PLAN, *OFFLINE, "--solver", "frequency", "--out", "plan.json"]
+    code = (
+        f"import sys\nfrom moeplan import cli\ncode = cli.main({arguments!r})\n"
+        "print(code, sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stdout.strip().endswith("0 []")
