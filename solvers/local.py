@@ -25,7 +25,7 @@ __all__ = ["FluidClock", "move_residents"]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-_STEPS_PER_WORK = 100_000
+_STEPS_PER_WORK = 30_000
 """Stages of passes that the fluid clock follows for each unit of work."""
 _MOVES = 400
 """Trial moves at once."""
@@ -186,7 +186,7 @@ def move_residents(search: Search, work: float, seed: int) -> None:
         for threshold in sorted({everything, -1.0}):
             if search.out_of_time:
                 return
-            _descend(search, found, sizes, threshold, max(rounds // len(variants) // 2, 5), seed)
+            _descend(search, found, sizes, threshold, max(rounds // len(variants) // 2, 2), seed)
 
 
 def _descend(
@@ -336,7 +336,7 @@ def _moves(
         stages = [unit[0] for unit in (*leave, *come) if problem.stages[unit[0]].sequential]
         if room >= 0 and len(set(stages)) == len(stages):
             moves.append(_Move(leave, come))
-    return moves
+    return list(dict.fromkeys(moves))
 
 
 def _schedule(

@@ -12,7 +12,7 @@ from solvers.sets import Search
 
 __all__ = ["polish"]
 
-_ITEMS = 80_000
+_ITEMS = 50_000
 """Items of all replays together: the work limit."""
 
 
