@@ -246,10 +246,9 @@ def _drawn(
     sequences = max(min(_SEQUENCES, tokens // length), _FEWEST)
     experts = np.empty((sequences * length, layers, top_k), dtype=np.uint16)
     for index in range(sequences):
-        for layer in range(layers):
-            rows = np.broadcast_to(chance[index % len(chance), layer], (length, chance.shape[2]))
-            place = slice(index * length, (index + 1) * length)
-            experts[place, layer] = systematic(rows, top_k, random)
+        rows = np.tile(chance[index % len(chance)], (length, 1))
+        drawn = systematic(rows, top_k, random).reshape(length, layers, top_k)
+        experts[index * length : (index + 1) * length] = drawn
     arrays = TraceArrays(
         experts,
         np.repeat(np.arange(sequences, dtype=np.int32), length),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from pathlib import Path
@@ -39,6 +40,7 @@ from moeplan.commands.offline import (
     profile_of,
 )
 from moeplan.commands.profiled import doubts, measured_table, spreads
+from moeplan.commands.remote import Server, plan_at
 from moeplan.options import (
     check_new_folder,
     check_not_read,
@@ -238,12 +240,14 @@ def plan(
     tolerance: Tolerance = None,
     time_limit: TimeLimit = None,
     seed: Seed = 0,
+    server: Server = None,
     out: Annotated[Path, typer.Option("--out", help="File for the plan.")] = Path("plan.json"),
     as_json: Json = False,
 ) -> None:
     """Choose what stays in memory, what is copied ahead, and how many sequences share a copy.
 
-    Control-C ends the search and writes the best plan so far; a second one gives up.
+    Control-C ends the search and writes the best plan so far; a second one gives up. With --server
+    it cancels the search there.
     """
     from planner.check import check_plan
     from planner.solve import SOLVERS, make_plan
@@ -253,7 +257,9 @@ def plan(
     (objective,) = split_names(objective, OBJECTIVES, "--objective", most=1)
     (solver,) = split_names(solver, (*SOLVERS, *BOUNDS, *REFUSED), "--solver", most=1)
     second, share = second_objective((objective,), then, tolerance)
-    check_outputs({"--out": out}, [profile_folder, model, *map(Path, filter(None, (routing,)))])
+    check_outputs(
+        {"--out": out}, [profile_folder, model, *map(Path, filter(None, (routing, hardware)))]
+    )
     limit = search_seconds((solver,), time_limit)
     workload = workload_of(requests, prompt_tokens, new_tokens)
     loaded = profile_of(
@@ -269,8 +275,10 @@ def plan(
         host_memory=host_memory,
         profile_out=profile_out,
     )
+    here = functools.partial(make_plan, interruptible=True)
+    planned = here if server is None else functools.partial(plan_at, server)
     with reporter.steps("plan") as steps:
-        made = make_plan(
+        made = planned(
             loaded,
             workload,
             memory_bytes=memory_bytes,
@@ -281,7 +289,6 @@ def plan(
             progress=SearchSteps(steps, limit),
             then=second,
             tolerance=share,
-            interruptible=True,
         )
     faults = check_plan(made, loaded)
     if faults:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from moeplan import cli
-from planner.catalogue import machine_names
+from planner.catalogue import machine_names, named_machine
+from planner.documents import write_document
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "examples" / "pycode-moe" / "config.json"
@@ -81,6 +82,18 @@ def test_what_is_refused_is_one_line_and_writes_nothing(
     assert words in " ".join(said.split())
     assert len(said.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_machines_file_is_not_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine.json"
+    write_document(named_machine("l4"), mine)
+    before = mine.read_bytes()
+    offline = [*OFFLINE[:2], "--hardware", str(mine), "--routing", "uniform"]
+    assert run(*offline, "--out", str(mine)) == 2
+    assert "is one of the inputs" in capsys.readouterr().err
+    assert mine.read_bytes() == before
 
 
 def test_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
