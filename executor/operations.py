@@ -25,7 +25,7 @@ from planner.memory import (
     expert_tile_rows,
 )
 
-__all__ = ["ExpertWeights", "Operations", "tile_of"]
+__all__ = ["ExpertWeights", "Operations", "feed_expert", "tile_of"]
 
 
 _FEW_VALUES = 16 << 10
@@ -163,11 +163,12 @@ class Operations:
         key = (first, stop) if decode else (0, 0)
         if key not in self._rotary:
             if decode:
-                positions = torch.tensor(self._state.past[first:stop])
+                past = self._state.past[first:stop]
+                positions = torch.tensor(past, device=self._state.device)
                 self._positions[key] = positions
                 self._rotary[key] = self._adapter.rotary(like, positions[:, None])
             else:
-                positions = torch.arange(self._state.longest)[None]
+                positions = torch.arange(self._state.longest, device=self._state.device)[None]
                 self._rotary[key] = self._adapter.rotary(like, positions)
         parts = self._rotary[key]
         return parts if decode else tuple(part[:, :length] for part in parts)
@@ -182,7 +183,7 @@ class Operations:
                 window = None
             if window is None and not self._adapter.needs_mask:
                 return None
-            row = torch.arange(length)
+            row = torch.arange(length, device=self._state.device)
             apart = row[:, None] - row[None, :]
             seen = (apart >= 0) & (apart < (window or length))
             return self._adapter.mask(seen[None, None])
@@ -190,7 +191,8 @@ class Operations:
         if key not in self._masks:
             # also where every column is seen: without a mask transformers takes a path for shared
             # key heads that is 5 to 20 times slower for single tokens in bfloat16
-            column = torch.arange(self._visible(first, stop))[None]
+            visible = self._visible(first, stop)
+            column = torch.arange(visible, device=self._state.device)[None]
             position = self._positions[first, stop][:, None]
             seen = column <= position
             if window is not None:
@@ -214,8 +216,11 @@ class Operations:
         """Begin the tokens' sums with what they pass beside the experts that they choose."""
         self._feed_forward(self._adapter.shared_experts(layer))
 
-    def router(self, layer: int) -> list[int]:
-        """Choose experts for all tokens of the group; returns each expert's tokens."""
+    def choose(self, layer: int) -> torch.Tensor:
+        """Choose experts for all tokens of the group (``chosen``); returns float32 weights, alike.
+
+        Where no shared expert has done so, it begins the tokens' sums.
+        """
         state = self._state
         normed = state.normed
         if not self._model.layers[layer].shared_expert_bytes:
@@ -226,7 +231,11 @@ class Operations:
             scores.append(weights.float())
             experts.append(chosen)
         self.chosen = experts[0] if len(experts) == 1 else torch.cat(experts)
-        weights = scores[0] if len(scores) == 1 else torch.cat(scores)
+        return scores[0] if len(scores) == 1 else torch.cat(scores)
+
+    def router(self, layer: int) -> list[int]:
+        """Choose experts for all tokens of the group; returns each expert's tokens."""
+        weights = self.choose(layer)
         flat = self.chosen.reshape(-1)
         order = torch.argsort(flat, stable=True)
         counts: list[int] = torch.bincount(
@@ -251,12 +260,8 @@ class Operations:
             rows, computed = tile_of(stop - first, dtype_bytes)
             # rows beyond those of this expert are other tokens' and thrown away
             tokens = self._order[first : first + computed]
-            inner = self._adapter.activate(
-                functional.linear(
-                    normed.index_select(0, tokens), weights.gate_up, weights.gate_up_bias
-                )
-            )
-            result = functional.linear(inner, weights.down, weights.down_bias)[:rows].float()
+            result = feed_expert(self._adapter, normed.index_select(0, tokens), weights)
+            result = result[:rows].float()
             result.mul_(self._weights[first : first + rows])
             _add_rows(sums, tokens[:rows], result)
             first += rows
@@ -302,8 +307,9 @@ class Operations:
         """Final norm of each unfinished sequence's last token; returns those sequences."""
         rows, alive = self._state.last_rows()
         self._last = self._adapter.final_norm(rows)
-        self._best = torch.full((len(alive),), -torch.inf, dtype=self._last.dtype)
-        self._best_token = torch.zeros(len(alive), dtype=torch.int64)
+        device = self._last.device
+        self._best = torch.full((len(alive),), -torch.inf, dtype=self._last.dtype, device=device)
+        self._best_token = torch.zeros(len(alive), dtype=torch.int64, device=device)
         return alive
 
     def head_tile(self, tile: int, weight: torch.Tensor) -> torch.Tensor:
@@ -327,6 +333,12 @@ class Operations:
         """The likeliest next token of each unfinished sequence (greedy)."""
         tokens: list[int] = self._best_token.tolist()
         return tokens
+
+
+def feed_expert(adapter: Adapter, rows: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
+    """An expert's output for ``rows`` [rows, hidden], not yet weighted."""
+    both = functional.linear(rows, weights.gate_up, weights.gate_up_bias)
+    return functional.linear(adapter.activate(both), weights.down, weights.down_bias)
 
 
 def _add_rows(sums: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor) -> None:

@@ -1,0 +1,283 @@
+"""Runs a placement: holds it against the checkpoint, starts its ranks, gives them prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from executor.closing import Closing
+from executor.parallel.buffer import Eviction
+from executor.parallel.group import RankGroup
+from executor.source import open_weights
+from executor.tokenizer import end_tokens
+from planner.documents import ExpertPlacement, ModelSpec
+from planner.memory import aligned
+from solvers.errors import BudgetError, DocumentError, OptionError, UnsupportedError
+
+__all__ = ["ParallelEngine", "ParallelRun", "RankReport", "check_fits"]
+
+_MOST_RANKS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """What one rank did.
+
+    Attributes
+    ----------
+    rank
+        Its number.
+    wall_ns, passes
+        Of the whole run.
+    rows_computed, rows_sent
+        Rows that its experts computed, and rows that it sent to other devices.
+    hits, misses
+        Uses of its experts that found them in its buffer, and those that read them.
+    bytes_read
+        From the disk during the run.
+    exchange_ns, expert_ns, read_ns
+        Time in exchanges (waiting for slower ranks included), in experts, and in reading them.
+    slots
+        Experts that its buffer holds.
+    exchange_peak_bytes
+        Most bytes of rows on their way at once; not in ``memory_bytes``.
+    memory_bytes
+        What it holds otherwise: dense parts, buffer, keys and values, workspace.
+    """
+
+    rank: int
+    wall_ns: int
+    passes: int
+    rows_computed: int
+    rows_sent: int
+    hits: int
+    misses: int
+    bytes_read: int
+    exchange_ns: int
+    expert_ns: int
+    read_ns: int
+    slots: int
+    exchange_peak_bytes: int
+    memory_bytes: int
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of uses that found their expert in the buffer; None where none was used."""
+        uses = self.hits + self.misses
+        return self.hits / uses if uses else None
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelRun:
+    """New tokens of each prompt, and what each rank did.
+
+    ``layers``: for each rank and MoE layer, pass by pass, counts (of rank 0) and times; where they
+    were recorded.
+    """
+
+    token_ids: tuple[tuple[int, ...], ...]
+    ranks: tuple[RankReport, ...]
+    layers: tuple[tuple[dict[str, Any], ...], ...] = ()
+
+    @property
+    def wall_ns(self) -> int:
+        """From the first rank's start to the last one's end, about: the longest."""
+        return max(rank.wall_ns for rank in self.ranks)
+
+
+def check_fits(placement: ExpertPlacement, model: ModelSpec) -> None:
+    """Refuse a placement that is not for this model.
+
+    Raises
+    ------
+    DocumentError
+        If its layers or experts are not the model's.
+    """
+    moe = {spec.index: spec.experts for spec in model.layers if spec.experts}
+    placed = [one.layer for one in placement.layers]
+    if placed != list(moe):
+        raise DocumentError(
+            f"placement: has {len(placed)} layers ({_few(placed)}), {model.name} has experts in "
+            f"{len(moe)} ({_few(list(moe))}); place again with this model's routing"
+        )
+    other = {experts for experts in moe.values() if experts != placement.experts}
+    if other:
+        raise DocumentError(
+            f"placement: has {placement.experts} experts in each layer, {model.name} has "
+            f"{max(other)}; place again with this model's routing"
+        )
+
+
+def _few(layers: list[int]) -> str:
+    return ", ".join(map(str, layers[:3])) + (", ..." if len(layers) > 3 else "")
+
+
+class ParallelEngine(Closing):
+    """A placement, checked against a checkpoint.
+
+    Parameters
+    ----------
+    checkpoint, store
+        Where weights are read from; each rank reads its own experts, and all dense parts.
+    placement
+        Which device holds which experts.
+    memory_bytes
+        For experts, on each device; None: as much as its experts take.
+    eviction
+        What leaves a device's buffer first.
+    group
+        Ranks that run already, to be used and left; else they are started and ended here.
+
+    Raises
+    ------
+    DocumentError
+        If the placement is not for this model.
+    BudgetError
+        If the memory does not hold an expert.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        placement: ExpertPlacement,
+        *,
+        store: Path | None = None,
+        memory_bytes: int | None = None,
+        eviction: Eviction = "lifo",
+        group: RankGroup | None = None,
+    ) -> None:
+        with open_weights(checkpoint, store) as source:
+            self.model = source.model
+            self._end_tokens = end_tokens(source.checkpoint)
+        check_fits(placement, self.model)
+        if placement.devices > _MOST_RANKS:
+            raise UnsupportedError(
+                f"the placement is for {placement.devices} devices; at most {_MOST_RANKS} "
+                "processes are started on one machine"
+            )
+        self.placement, self._eviction = placement, eviction
+        self._checkpoint, self._store = checkpoint.absolute(), store and store.absolute()
+        self.slots = self._slots(memory_bytes)
+        self._group, self._own_group = group, group is None
+
+    def _slots(self, memory_bytes: int | None) -> list[int]:
+        own = [0] * self.placement.devices
+        for layer in self.placement.layers:
+            for devices in layer.devices:
+                for device in devices:
+                    own[device] += 1
+        if memory_bytes is not None:
+            size = aligned(max(spec.expert_bytes for spec in self.model.layers))
+            if memory_bytes < size:
+                raise BudgetError(
+                    f"{memory_bytes:,} bytes for experts on each device do not hold one expert: "
+                    f"the smallest memory that works is {size:,} bytes",
+                    size,
+                )
+            own = [min(count, memory_bytes // size) for count in own]
+        return [max(count, 1) for count in own]
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        *,
+        batch_size: int | None = None,
+        record: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> ParallelRun:
+        """Greedy continuation of each prompt; prompt i runs on device i mod devices.
+
+        Parameters
+        ----------
+        prompts
+            Token ids.
+        max_new_tokens
+            New tokens for each.
+        batch_size
+            Sequences that one device runs at a time; None: all of its own.
+        record
+            Keep counts and times of each layer.
+        progress
+            Called with passes done and at most to come.
+
+        Raises
+        ------
+        OptionError
+            If a prompt is empty, too long or not of this vocabulary.
+        RunError
+            If a rank dies or does not answer; the others are then ended.
+        """
+        self._check(prompts, max_new_tokens)
+        devices = self.placement.devices
+        shares = [[list(one) for one in prompts[rank::devices]] for rank in range(devices)]
+        most = max(len(shares[0]), 1)
+        if batch_size is not None and batch_size > most:
+            raise OptionError(
+                f"batches of {batch_size} sequences have no effect: a device gets at most {most}"
+            )
+        if self._group is None:
+            self._group = RankGroup(devices)
+        sizes = {
+            "batch_size": batch_size or most,
+            "requests": most,
+            "prompt_tokens": max(map(len, prompts)),
+            "new_tokens": max_new_tokens,
+            "eviction": self._eviction,
+        }
+        layers = [asdict(layer) for layer in self.placement.layers]
+        common = {
+            "order": "load",
+            "checkpoint": str(self._checkpoint),
+            "store": self._store and str(self._store),
+            "placement": layers,
+        }
+        self._group.ask([{**common, "options": {**sizes, "slots": n}} for n in self.slots])
+        answers = self._group.ask(
+            [
+                {
+                    "order": "generate",
+                    "prompts": share,
+                    "limit": max_new_tokens,
+                    "end_tokens": sorted(self._end_tokens),
+                    "record": record,
+                }
+                for share in shares
+            ],
+            progress,
+        )
+        tokens: list[tuple[int, ...]] = [()] * len(prompts)
+        for rank, answer in enumerate(answers):
+            tokens[rank::devices] = [tuple(one) for one in answer["token_ids"]]
+        return ParallelRun(
+            tuple(tokens),
+            tuple(RankReport(**answer["report"]) for answer in answers),
+            tuple(tuple(answer["layers"]) for answer in answers) if record else (),
+        )
+
+    def _check(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+        if not prompts:
+            raise OptionError("there is no prompt")
+        if max_new_tokens < 1:
+            raise OptionError(f"{max_new_tokens} new tokens are asked for; 1 is the least")
+        for number, prompt in enumerate(prompts, 1):
+            if not prompt:
+                raise OptionError(f"prompt {number} is empty; a prompt has one token at least")
+            if not all(0 <= token < self.model.vocab_size for token in prompt):
+                raise OptionError(
+                    f"prompt {number} has a token outside the vocabulary of {self.model.vocab_size}"
+                )
+        longest = max(map(len, prompts)) + max_new_tokens
+        if longest > self.model.max_context:
+            raise OptionError(
+                f"{longest} tokens, of the longest prompt and {max_new_tokens} new ones, exceed "
+                f"the model's context of {self.model.max_context}"
+            )
+
+    def close(self) -> None:
+        """End the ranks that were started here."""
+        if self._own_group and self._group is not None:
+            self._group.close()
+            self._group = None

@@ -1,0 +1,260 @@
+"""Processes of this machine, one a rank, and the watch over them; loads no torch.
+
+Ranks meet through a file and talk over the loopback interface. Whoever of them dies or fails, all
+others are ended at once, and the first cause is what is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import executor
+from executor.closing import Closing
+from solvers import errors
+from solvers.errors import MoeplanError, RunError
+
+__all__ = ["RankGroup"]
+
+_LOOK_SECONDS = 0.2
+_GRACE_SECONDS = 1.0
+"""So long after a rank has failed, its peers may say what they know of it."""
+
+_END_SECONDS = 3.0
+"""So long ranks may take to end by themselves."""
+
+
+class RankGroup(Closing):
+    """Some ranks, started and ready to be told what to do.
+
+    Parameters
+    ----------
+    devices
+        How many.
+    timeout_seconds
+        So long a rank waits for another that lives but does not answer.
+
+    Attributes
+    ----------
+    processes
+        Their process ids, by rank.
+
+    Raises
+    ------
+    RunError
+        If they cannot be started.
+    """
+
+    def __init__(self, devices: int, *, timeout_seconds: float = 120.0) -> None:
+        self.devices = devices
+        self.processes: tuple[int, ...] = ()
+        self._folder = Path(tempfile.mkdtemp(prefix="moeplan-ranks-"))
+        self._log = self._folder / "log"
+        self._orders: list[int] = []
+        # answers of each rank, and behind them what the first process tells
+        self._answers: list[int] = []
+        self._partial = [b""] * (devices + 1)
+        self._codes: dict[int, int] = {}
+        self._first = self._start()
+        try:
+            cores = len(os.sched_getaffinity(0))
+            self.ask(
+                [
+                    {
+                        "rank": rank,
+                        "devices": devices,
+                        "meeting": str(self._folder / "meeting"),
+                        "timeout_seconds": timeout_seconds,
+                        "threads": max(cores // devices, 1),
+                    }
+                    for rank in range(devices)
+                ]
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        root = str(Path(executor.__file__).resolve().parents[1])
+        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {
+            **os.environ,
+            "GOMP_SPINCOUNT": "0",
+            # no threads before the ranks are forked
+            "OPENBLAS_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+            "PYTHONPATH": os.pathsep.join(paths),
+        }
+        theirs: list[int] = []
+        for _ in range(self.devices):
+            orders, ours = os.pipe()
+            mine, answers = os.pipe()
+            self._orders.append(ours)
+            self._answers.append(mine)
+            theirs += [orders, answers]
+        try:
+            with open(self._log, "wb") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "executor.parallel.worker", *map(str, theirs)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env=environment,
+                    pass_fds=theirs,
+                    # a group of their own: an interrupt is for us, and all are ended at once
+                    start_new_session=True,
+                )
+        finally:
+            for end in theirs:
+                os.close(end)
+        return process
+
+    def ask(
+        self,
+        orders: Sequence[dict[str, Any]],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Give each rank its order, and wait for all answers.
+
+        Parameters
+        ----------
+        orders
+            One for each rank.
+        progress
+            Called with what rank 0 reports of its passes.
+
+        Raises
+        ------
+        RunError
+            If a rank dies or loses another; all others are then ended, too.
+        MoeplanError
+            What a rank refuses.
+        """
+        answers: dict[int, dict[str, Any]] = {}
+        failed: dict[int, dict[str, Any]] = {}
+        for pipe, order in zip(self._orders, orders, strict=True):
+            # who is dead is noticed below
+            with contextlib.suppress(BrokenPipeError):
+                _write(pipe, json.dumps(order).encode() + b"\n")
+        give_up: float | None = None
+        with selectors.DefaultSelector() as selector:
+            for at, pipe in enumerate((*self._answers, self._told())):
+                selector.register(pipe, selectors.EVENT_READ, at)
+            while len(answers) < self.devices:
+                for key, _ in selector.select(_LOOK_SECONDS):
+                    number: int = key.data
+                    data = os.read(key.fd, 1 << 16)
+                    if not data:
+                        selector.unregister(key.fd)
+                    for value in self._lines(number, data):
+                        if "done" in value:
+                            answers[number] = value["done"]
+                        elif "error" in value:
+                            failed[number] = value["error"]
+                        elif "ended" in value:
+                            self._codes[value["ended"][0]] = value["ended"][1]
+                        elif "processes" in value:
+                            self.processes = tuple(value["processes"])
+                        elif progress is not None and number == 0:
+                            progress(*value["progress"])
+                ended = self._codes or self._first.poll() is not None
+                if (ended or failed) and give_up is None:
+                    give_up = time.monotonic() + _GRACE_SECONDS
+                if give_up is not None and (
+                    time.monotonic() > give_up or self._knows_cause(failed)
+                ):
+                    raise self._cause(failed)
+        return [answers[rank] for rank in range(self.devices)]
+
+    def _told(self) -> int:
+        if self._first.stdout is None:
+            raise RuntimeError("the first process has no output")
+        return self._first.stdout.fileno()
+
+    def _lines(self, number: int, data: bytes) -> list[dict[str, Any]]:
+        *whole, self._partial[number] = (self._partial[number] + data).split(b"\n")
+        return [json.loads(line) for line in whole]
+
+    def _knows_cause(self, failed: dict[int, dict[str, Any]]) -> bool:
+        """Whether nothing that is still to come can be the first cause."""
+        return any(code < 0 for code in self._codes.values()) or any(
+            not error["lost_peer"] for error in failed.values()
+        )
+
+    def _cause(self, failed: dict[int, dict[str, Any]]) -> Exception:
+        """The first cause; ends all ranks."""
+        log = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        last = log[-1] if log else "it said nothing"
+        alone = self._first.poll()
+        self.close()
+        for rank, code in sorted(self._codes.items()):
+            if code < 0:
+                name = signal.Signals(-code).name
+                hint = " (was memory short?)" if code == -signal.SIGKILL else ""
+                return RunError(
+                    f"device {rank} of {self.devices} was ended by {name}{hint}; the others were "
+                    "ended, too"
+                )
+        for rank, error in sorted(failed.items()):
+            if error["class"] is not None:
+                return _known(error["class"], error["message"])
+            if not error["lost_peer"]:
+                return RuntimeError(f"device {rank} of {self.devices}:\n{error['message']}")
+        for rank, code in sorted(self._codes.items()):
+            if rank not in failed:
+                return RunError(f"device {rank} of {self.devices} ended with code {code}: {last}")
+        if alone is not None:
+            return RunError(f"the devices' processes ended with code {alone}: {last}")
+        silent = [str(rank) for rank in range(self.devices) if rank not in failed]
+        who = f"device {', '.join(silent)}" if silent else "another"
+        return RunError(
+            f"device {min(failed)} of {self.devices} got no answer from {who} in time; all were "
+            "ended"
+        )
+
+    def close(self) -> None:
+        """End all ranks."""
+        # a rank ends when its orders do, whatever it is at, unless it was stopped
+        while self._orders:
+            os.close(self._orders.pop())
+        self._signal(signal.SIGCONT)
+        try:
+            self._first.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+            self._first.wait()
+        for pipe in (self._first.stdin, self._first.stdout):
+            if pipe is not None:
+                pipe.close()
+        while self._answers:
+            os.close(self._answers.pop())
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _signal(self, number: int) -> None:
+        # while the group's first process is not reaped, the group is ours
+        if self._first.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._first.pid, number)
+
+
+def _write(pipe: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(pipe, data) :]
+
+
+def _known(name: str, message: str) -> MoeplanError:
+    """An error of a rank, as its own class where that takes one line."""
+    cls = getattr(errors, name, RunError)
+    # some take more than the line
+    return cls(message) if cls.__init__ is RunError.__init__ else RunError(message)

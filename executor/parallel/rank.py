@@ -1,0 +1,285 @@
+"""One device of several: its dense parts, its sequences, its experts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed
+
+from executor.device import Device
+from executor.operations import feed_expert, tile_of
+from executor.parallel.buffer import Eviction, ExpertBuffer
+from executor.parallel.exchange import Exchange, Segment, gather_counts
+from executor.schedule import Chunk
+from executor.source import WeightSource
+from executor.units import Unit
+from planner.documents import LayerPolicy, ModelSpec, Policy, Workload
+from planner.memory import account_device, aligned, default_head_tiling
+
+__all__ = ["Rank", "RankOptions", "rank_policy"]
+
+_CHUNK_BYTES = 1 << 20
+
+Placement = dict[int, Sequence[Sequence[int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class RankOptions:
+    """What all ranks are told alike.
+
+    Attributes
+    ----------
+    slots
+        Experts that this rank's memory holds.
+    eviction
+        What goes first where they are fewer than its experts.
+    batch_size
+        Sequences of one rank that run at a time.
+    requests, prompt_tokens, new_tokens
+        Of the rank with most: sizes of its buffers.
+    """
+
+    slots: int
+    eviction: Eviction
+    batch_size: int
+    requests: int
+    prompt_tokens: int
+    new_tokens: int
+
+
+def rank_policy(model: ModelSpec, options: RankOptions, dtype_bytes: int) -> Policy:
+    """The policy that a rank's memory is cut by: everything stays but experts, which have slots."""
+    rows, _ = default_head_tiling(model, dtype_bytes)
+    # a slot is no larger than an expert
+    expert = max(layer.expert_bytes for layer in model.layers)
+    rows = max(min(rows, aligned(expert) // (model.hidden_size * dtype_bytes)), 1)
+    tiles = -(-model.vocab_size // rows)
+    return Policy(
+        n_batches=1,
+        batch_size=options.batch_size,
+        layers=tuple(LayerPolicy(True, (), ()) for _ in model.layers),
+        head_tile_rows=rows,
+        head_tiles=tiles,
+        resident_head_tiles=tiles,
+        slots=options.slots,
+        dense_slots=0,
+        reserve=options.slots,
+        eviction="lru",
+        chunk_bytes=_CHUNK_BYTES,
+    )
+
+
+class Rank:
+    """This process's device, one of ``torch.distributed``'s group.
+
+    Parameters
+    ----------
+    source
+        Weights.
+    rank
+        Its number.
+    options
+        Sizes.
+    placement
+        For each MoE layer and expert the devices that hold it.
+    """
+
+    def __init__(
+        self, source: WeightSource, rank: int, options: RankOptions, placement: Placement
+    ) -> None:
+        self._model = source.model
+        self._rank, self._options = rank, options
+        width = self._model.dtype_bytes
+        policy = rank_policy(self._model, options, width)
+        workload = Workload(options.requests, options.prompt_tokens, options.new_tokens)
+        account = account_device(self._model, policy, workload, width, 0)
+        with torch.inference_mode():
+            self._device = Device(source, policy, workload, account.peak_bytes)
+        self._head = [
+            Unit(len(self._model.layers), "head", tile) for tile in range(policy.head_tiles)
+        ]
+        self.buffer = ExpertBuffer(options.slots, options.eviction, self._read)
+        self.exchange = Exchange(rank, placement)
+        self._read_ns = self._compute_ns = 0
+        self._layers: list[dict[str, Any]] = []
+        self._recording = False
+        self._preload(placement)
+
+    def _own(self, placement: Placement) -> list[Unit]:
+        return [
+            Unit(layer, "expert", expert)
+            for layer, experts in sorted(placement.items())
+            for expert, devices in enumerate(experts)
+            if self._rank in devices
+        ]
+
+    def _preload(self, placement: Placement) -> None:
+        own = self._own(placement)
+        self.buffer.keep_only(set(own))
+        if len(own) <= self._options.slots:
+            self.buffer.preload(own)
+
+    def _read(self, unit: Unit, slot: int) -> None:
+        started = time.perf_counter_ns()
+        size = self._device.units.sizes[unit]
+        self._device.copy(Chunk(unit, slot, 0, size, "expert", 0, True))
+        self._read_ns += time.perf_counter_ns() - started
+
+    # --- running ------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: list[list[int]],
+        limit: int,
+        end_tokens: frozenset[int],
+        progress: Callable[[int, int], None],
+        *,
+        record: bool = False,
+    ) -> dict[str, Any]:
+        """Greedy continuation of this rank's prompts, in step with all ranks.
+
+        Parameters
+        ----------
+        prompts
+            Token ids; there may be none.
+        limit
+            New tokens for each.
+        end_tokens
+            Tokens that end a sequence, still part of the output.
+        progress
+            Called after each pass with passes done and at most to come.
+        record
+            Keep counts and times of each layer.
+        """
+        size = self._options.batch_size
+        groups = -(-int(gather_counts(np.array([len(prompts)])).max()) // size)
+        self._recording, self._layers = record, []
+        before = self._sums()
+        started = time.perf_counter_ns()
+        results: list[list[int]] = [[] for _ in prompts]
+        passes = 0
+        with torch.inference_mode():
+            for group in range(groups):
+                members = range(
+                    min(group * size, len(prompts)), min((group + 1) * size, len(prompts))
+                )
+                fresh = [prompts[index] for index in members]
+                past = [0] * len(members)
+                for step in range(limit):
+                    counts = [len(tokens) for tokens in fresh]
+                    if not gather_counts(np.array([sum(counts)])).any():
+                        break
+                    alive, following = self._pass(fresh, past)
+                    past = [old + new for old, new in zip(past, counts, strict=True)]
+                    fresh = [[] for _ in members]
+                    for index, token in zip(alive, following, strict=True):
+                        results[members[index]].append(token)
+                        if token not in end_tokens:
+                            fresh[index] = [token]
+                    passes += 1
+                    progress(group * limit + step + 1, groups * limit)
+        after = self._sums()
+        return {
+            "token_ids": results,
+            "layers": self._layers,
+            "report": {
+                "rank": self._rank,
+                "wall_ns": time.perf_counter_ns() - started,
+                "passes": passes,
+                **{name: after[name] - before[name] for name in after},
+                "slots": self._options.slots,
+                "exchange_peak_bytes": self.exchange.peak_bytes,
+                "memory_bytes": self._device.ledger.peak_bytes,
+            },
+        }
+
+    def _sums(self) -> dict[str, int]:
+        return {
+            "rows_computed": self.exchange.rows_computed,
+            "rows_sent": self.exchange.rows_sent,
+            "hits": self.buffer.hits,
+            "misses": self.buffer.misses,
+            "bytes_read": self._device.bytes_read,
+            "exchange_ns": self.exchange.exchange_ns,
+            "expert_ns": self._compute_ns,
+            "read_ns": self._read_ns,
+        }
+
+    def _pass(self, fresh: list[list[int]], past: list[int]) -> tuple[list[int], list[int]]:
+        """One traversal of all layers; takes part in exchanges also without tokens of its own."""
+        operations = self._device.operations
+        tokens = [token for some in fresh for token in some]
+        if tokens:
+            operations.begin([len(some) for some in fresh], past)
+            operations.embed(tokens)
+        for layer, spec in enumerate(self._model.layers):
+            if tokens:
+                for batch in range(self._device.state.batches):
+                    operations.attention(layer, batch)
+                if not spec.experts:
+                    operations.dense_mlp(layer)
+            if spec.experts:
+                self._experts(layer, bool(tokens))
+        if not tokens:
+            return [], []
+        alive = operations.head_begin()
+        for tile in self._head:
+            operations.head_tile(tile.item, self._device.head_tile(tile, None))
+        return alive, operations.sample()
+
+    def _experts(self, layer: int, tokens: bool) -> None:
+        """The experts of one layer, wherever they are."""
+        spec, operations, state = self._model.layers[layer], self._device.operations, None
+        normed = torch.empty(0, self._model.hidden_size, dtype=self._device.dtype)
+        chosen = torch.empty(0, spec.top_k, dtype=torch.int64)
+        if tokens:
+            state = self._device.state
+            if spec.shared_expert_bytes:
+                operations.shared_expert(layer)
+            weights = operations.choose(layer)
+            # by expert, so that a token's sum has one order however experts are placed
+            chosen, order = torch.sort(operations.chosen, dim=1)
+            weights = weights.gather(1, order)
+            normed = state.normed
+        started, waited = time.perf_counter_ns(), self._compute_ns
+
+        def compute(segments: list[Segment], rows: torch.Tensor, results: torch.Tensor) -> None:
+            self._compute(layer, segments, rows, results)
+
+        found = self.exchange.run(layer, normed, chosen.numpy(), compute, spec.experts)
+        if self._recording:
+            self._layers.append(
+                {
+                    "layer": layer,
+                    "counts": self.exchange.counts.tolist() if self._rank == 0 else None,
+                    "duration_ns": time.perf_counter_ns() - started,
+                    "expert_ns": self._compute_ns - waited,
+                }
+            )
+        if state is not None:
+            for place in range(spec.top_k):
+                state.sums.add_(found[:, place].float().mul_(weights[:, place, None]))
+            operations.combine()
+
+    def _compute(
+        self, layer: int, segments: list[Segment], rows: torch.Tensor, results: torch.Tensor
+    ) -> None:
+        """Own experts, those in the buffer first."""
+        units = {one: Unit(layer, "expert", one.expert) for one in segments}
+        for segment in sorted(segments, key=lambda one: units[one] not in self.buffer):
+            slot = self.buffer.use(units[segment])
+            weights = self._device.expert(units[segment], slot)
+            started = time.perf_counter_ns()
+            first, stop = segment.first, segment.stop
+            while first < stop:
+                count, computed = tile_of(stop - first, rows.element_size())
+                # rows beyond those of this expert are other tokens' and thrown away
+                part = feed_expert(self._device.adapter, rows[first : first + computed], weights)
+                results[first : first + count] = part[:count]
+                first += count
+            self._compute_ns += time.perf_counter_ns() - started

@@ -1,0 +1,285 @@
+"""Experts on several processes: the tokens of one, whatever lies where; and ranks that die."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from executor import open_weights
+from executor.parallel import ParallelEngine, RankGroup
+from executor.parallel.buffer import ExpertBuffer
+from executor.parallel.engine import check_fits
+from executor.parallel.split import LayerSplit, copy_table
+from executor.units import Unit
+from planner.documents import ExpertPlacement, ModelSpec
+from planner.documents.placement import BalanceFigures, LayerPlacement
+from solvers.errors import BudgetError, DocumentError, OptionError, RunError, UnsupportedError
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pycode-moe"
+NEW_TOKENS = 6
+HANG_SECONDS = 8.0
+
+
+def placed(model: ModelSpec, devices: int, replicas: int = 0, seed: int = 1) -> ExpertPlacement:
+    """A placement without any order, and unevenly many experts on each device."""
+    draw = random.Random(seed)
+    moe = [spec for spec in model.layers if spec.experts]
+    layers = []
+    for spec in moe:
+        held = [{draw.randrange(devices)} for _ in range(spec.experts)]
+        for expert in draw.sample(range(spec.experts), replicas):
+            others = set(range(devices)) - held[expert]
+            held[expert].update(draw.sample(sorted(others), draw.randint(1, len(others))))
+        layers.append(LayerPlacement(spec.index, tuple(tuple(sorted(one)) for one in held)))
+    figures = BalanceFigures(1.0, 1.0, 1.0, 1)
+    return ExpertPlacement(
+        method="by hand",
+        devices=devices,
+        nodes=1,
+        replicas=replicas * (devices - 1),
+        experts=moe[0].experts,
+        layers=tuple(layers),
+        routing_hash="0" * 64,
+        routing_source="synthetic",
+        drawn="by hand",
+        fitted=figures,
+        held_out=figures,
+        bound=0.0,
+        gap=1.0,
+        stop="rule",
+    )
+
+
+def model_of(checkpoint: Path) -> ModelSpec:
+    with open_weights(checkpoint) as source:
+        return source.model
+
+
+# --- tokens ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def group(request: pytest.FixtureRequest) -> Iterator[RankGroup]:
+    """Started once for all checkpoints: loading torch takes most of the time."""
+    with RankGroup(request.param, timeout_seconds=HANG_SECONDS) as ranks:
+        yield ranks
+
+
+PROMPTS = [[5, 9, 11, 200, 7], [100], [30, 31, 32], [7] * 9, [150, 151], [55, 66, 77, 88]]
+
+
+@pytest.fixture(scope="module")
+def expected() -> Callable[[Path], list[tuple[int, ...]]]:
+    """What transformers generates, prompt by prompt."""
+    known: dict[Path, list[tuple[int, ...]]] = {}
+
+    def make(checkpoint: Path) -> list[tuple[int, ...]]:
+        if checkpoint not in known:
+            model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
+            known[checkpoint] = []
+            for prompt in PROMPTS:
+                ids = torch.tensor([prompt])
+                whole = model.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    max_new_tokens=NEW_TOKENS,
+                    do_sample=False,
+                )
+                known[checkpoint].append(tuple(whole[0, len(prompt) :].tolist()))
+        return known[checkpoint]
+
+    return make
+
+
+@pytest.mark.parametrize("family", ["example", "mixtral", "qwen3_moe", "deepseek_v3"])
+def test_tokens_of_several_processes_are_those_of_one(
+    family: str,
+    group: RankGroup,
+    checkpoint_of: Callable[..., Path],
+    expected: Callable[[Path], list[tuple[int, ...]]],
+) -> None:
+    checkpoint = EXAMPLE if family == "example" else checkpoint_of(family)
+    model = model_of(checkpoint)
+    size = max(spec.expert_bytes for spec in model.layers) + 4096
+    want = expected(checkpoint)
+    for replicas, slots, batch in ((0, None, None), (3, 2, 1)):
+        placement = placed(model, group.devices, replicas)
+        memory = None if slots is None else slots * size
+        engine = ParallelEngine(checkpoint, placement, memory_bytes=memory, group=group)
+        run = engine.generate(PROMPTS, NEW_TOKENS, batch_size=batch)
+        assert list(run.token_ids) == want
+        # every choice was computed somewhere, once
+        tokens = sum(map(len, PROMPTS)) + sum(len(one) - 1 for one in want)
+        choices = sum(spec.top_k for spec in model.layers)
+        assert sum(rank.rows_computed for rank in run.ranks) == tokens * choices
+        misses = sum(rank.misses for rank in run.ranks)
+        assert misses == 0 if memory is None else misses > 0
+        assert sum(rank.bytes_read for rank in run.ranks) >= misses * (size - 4096)
+
+
+def test_fewer_prompts_than_devices(
+    group: RankGroup, expected: Callable[[Path], list[tuple[int, ...]]]
+) -> None:
+    placement = placed(model_of(EXAMPLE), group.devices)
+    engine = ParallelEngine(EXAMPLE, placement, group=group, eviction="lru", memory_bytes=1 << 20)
+    run = engine.generate(PROMPTS[:1], NEW_TOKENS)
+    assert list(run.token_ids) == expected(EXAMPLE)[:1]
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+def alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_rank_that_dies_or_hangs_ends_the_others(group: RankGroup) -> None:
+    """The last test of each group: of two a rank is killed, of four one is stopped."""
+    engine = ParallelEngine(EXAMPLE, placed(model_of(EXAMPLE), group.devices), group=group)
+    last = group.devices - 1
+    kills = group.devices == 2
+    done: list[float] = []
+
+    def end(*_: int) -> None:
+        if not done:
+            done.append(time.monotonic())
+            os.kill(group.processes[last], signal.SIGKILL if kills else signal.SIGSTOP)
+
+    told = (
+        f"{last} of 2 was ended by SIGKILL" if kills else f"of 4 got no answer from device {last}"
+    )
+    with pytest.raises(RunError, match=told) as caught:
+        engine.generate(PROMPTS, 900, progress=end)
+    assert time.monotonic() - done[0] < (10 if kills else 10 + HANG_SECONDS)
+    assert len(str(caught.value).splitlines()) == 1
+    assert not any(map(alive, group.processes))
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_is_refused(checkpoint_of: Callable[..., Path]) -> None:
+    model = model_of(EXAMPLE)
+    placement = placed(model, 2)
+    with pytest.raises(DocumentError, match=r"placement: has 8 layers .*experts in 3"):
+        check_fits(placement, model_of(checkpoint_of("mixtral")))
+    with pytest.raises(DocumentError, match=r"has 16 experts in each layer, .* has 8"):
+        check_fits(
+            placed(model_of(checkpoint_of("olmoe")), 2),
+            model_of(checkpoint_of("mixtral")),
+        )
+    with pytest.raises(BudgetError, match="do not hold one expert") as short:
+        ParallelEngine(EXAMPLE, placement, memory_bytes=5000)
+    ParallelEngine(EXAMPLE, placement, memory_bytes=short.value.smallest_bytes)
+    with pytest.raises(UnsupportedError, match="at most 64"):
+        ParallelEngine(EXAMPLE, placed(model, 65))
+    engine = ParallelEngine(EXAMPLE, placement)
+    for prompts, tokens, batch, words in (
+        ([], 1, None, "no prompt"),
+        ([[]], 1, None, "prompt 1 is empty"),
+        ([[1], [5000]], 1, None, "prompt 2 has a token outside"),
+        ([[1]], 1024, None, "context of 1024"),
+        ([[1]], 0, None, "1 is the least"),
+        ([[1], [1]], 1, 2, "have no effect"),
+    ):
+        with pytest.raises(OptionError, match=words):
+            engine.generate(prompts, tokens, batch_size=batch)
+
+
+# --- which rows go where --------------------------------------------------------------------------
+
+
+def test_a_split_by_hand() -> None:
+    # expert 0 on both devices, expert 1 on device 1 alone; rank 0 has rows 0, 1, 2 of expert 0,
+    # rank 1 its row 3 and both rows of expert 1. Row g of expert e goes to copy (g + e) mod copies.
+    split = LayerSplit(copy_table([(0, 1), (1,)], 2), np.array([[3, 0], [1, 2]]))
+    assert split.sent(0).tolist() == [[2, 1], [0, 0]]
+    assert split.sent(1).tolist() == [[0, 1], [0, 2]]
+    assert split.received(0).tolist() == [[2, 0], [0, 0]]
+    assert split.received(1).tolist() == [[1, 0], [1, 2]]
+    # choices of rank 0 are rows 0, 1, 2 of expert 0: copies 0, 1, 0
+    assert split.order(0, np.array([0, 0, 0])).tolist() == [0, 2, 1]
+    # of rank 1: expert 1, 0, 1; all go to device 1, by expert
+    assert split.order(1, np.array([1, 0, 1])).tolist() == [1, 0, 2]
+
+
+@given(st.integers(1, 6), st.integers(1, 9), st.integers(0, 2**31))
+def test_splits_are_even_and_agree(devices: int, experts: int, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    held = [
+        tuple(sorted(draw.choice(devices, draw.integers(1, devices + 1), replace=False).tolist()))
+        for _ in range(experts)
+    ]
+    chosen = [draw.integers(0, experts, draw.integers(0, 20)) for _ in range(devices)]
+    counts = np.stack([np.bincount(one, minlength=experts) for one in chosen])
+    split = LayerSplit(copy_table(held, devices), counts)
+    sent = np.stack([split.sent(rank) for rank in range(devices)])
+    received = np.stack([split.received(device) for device in range(devices)])
+    # what is sent is what arrives, and all of it
+    assert (sent.transpose(2, 0, 1) == received).all()
+    assert (sent.sum(axis=2) == counts).all()
+    for expert, where in enumerate(held):
+        rows = received[:, :, expert].sum(axis=1)
+        assert rows.sum() == sum(rows[list(where)])
+        assert max(rows[list(where)]) - min(rows[list(where)]) <= 1
+    for rank, mine in enumerate(chosen):
+        # the order is one of all choices, and says the same as the sizes
+        order = split.order(rank, mine)
+        assert sorted(order.tolist()) == list(range(len(mine)))
+        sizes = sent[rank].T.reshape(-1)
+        wanted = np.repeat(np.tile(np.arange(experts), devices), sizes)
+        assert mine[order].tolist() == wanted.tolist()
+
+
+# --- the buffer -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("eviction", "hits", "kept"),
+    [
+        # three experts, two slots, walked through three times: 0 1 2 0 1 2 0 1 2
+        # lru: what is next is always what has just gone
+        ("lru", 0, {1, 2}),
+        # lifo: 0 stays; 2 takes the place of 1 and 1 that of 2: 0 hits in rounds 2 and 3
+        ("lifo", 2, {0, 2}),
+    ],
+)
+def test_what_leaves_the_buffer(eviction: str, hits: int, kept: set[int]) -> None:
+    units = [Unit(0, "expert", item) for item in range(3)]
+    holds: dict[int, Unit] = {}
+    buffer = ExpertBuffer(2, eviction, lambda unit, slot: holds.update({slot: unit}))  # type: ignore[arg-type]
+    for _ in range(3):
+        for unit in units:
+            assert holds[buffer.use(unit)] == unit
+    assert (buffer.hits, buffer.misses) == (hits, 9 - hits)
+    assert {unit.item for unit in units if unit in buffer} == kept
+    buffer.keep_only({units[2]})
+    assert {unit.item for unit in units if unit in buffer} == {2}
+    buffer.preload(units)
+    assert {unit.item for unit in units if unit in buffer} == {0, 2}
+
+
+def test_a_failed_read_leaves_its_slot_free() -> None:
+    def fail(unit: Unit, slot: int) -> None:
+        raise RunError("the disk is gone")
+
+    buffer = ExpertBuffer(1, "lru", fail)
+    for _ in range(2):
+        with pytest.raises(RunError):
+            buffer.use(Unit(0, "expert", 0))
+    assert Unit(0, "expert", 0) not in buffer
