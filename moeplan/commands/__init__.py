@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from moeplan.commands import catalog, explain, look, make, place, sweep, use, versus
+from moeplan.commands import catalog, explain, look, make, parallel, place, sweep, use, versus
 
 __all__ = ["app"]
 
@@ -49,6 +49,7 @@ app.command("compare")(versus.compare)
 app.command("sweep")(sweep.sweep)
 app.command("explain")(explain.explain)
 app.command("place")(place.place)
+app.command("parallel")(parallel.parallel)
 app.command("show")(look.show)
 app.command("catalog")(catalog.catalog)
 app.command("schema")(look.schema)

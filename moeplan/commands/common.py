@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
+from rich.text import Text
 
 from moeplan.options import split_names
 from moeplan.output import Reporter
@@ -23,6 +25,7 @@ from planner.documents import (
     Workload,
     document_hash,
     load_document,
+    write_atomic,
 )
 from planner.objectives import OBJECTIVES
 from solvers.errors import DocumentError, OptionError
@@ -31,14 +34,17 @@ __all__ = [
     "Json",
     "Memory",
     "NewTokens",
+    "OutputsFile",
     "ProfileFolder",
     "PromptTokens",
+    "PromptsFile",
     "Requests",
     "Seed",
     "Then",
     "TimeLimit",
     "Tolerance",
     "costs_of",
+    "give_outputs",
     "hardware_of",
     "model_of",
     "plain",
@@ -63,6 +69,12 @@ Memory = Annotated[str, typer.Option("--memory", help="Device budget: 600MiB, 1.
 ProfileFolder = Annotated[
     Path, typer.Argument(metavar="PROFILE_DIR", help="A folder that 'moeplan profile' made.")
 ]
+PromptsFile = Annotated[
+    Path, typer.Option("--prompts", help="A .txt (a prompt a line) or a .jsonl (see the docs).")
+]
+OutputsFile = Annotated[
+    Path | None, typer.Option("--out", help="File for the outputs, one JSON object a line.")
+]
 Requests = Annotated[int, typer.Option("--requests", min=1, help="How many sequences.")]
 PromptTokens = Annotated[int, typer.Option("--prompt-tokens", min=1, help="The longest prompt.")]
 NewTokens = Annotated[int, typer.Option("--new-tokens", min=1, help="New tokens for each.")]
@@ -85,6 +97,16 @@ def reporter_of(ctx: typer.Context) -> Reporter:
     """The reporter that ``main`` made for this call."""
     reporter: Reporter = ctx.obj
     return reporter
+
+
+def give_outputs(reporter: Reporter, lines: list[dict[str, Any]], out: Path | None) -> None:
+    """Write prompts and what was generated to a file, or else show them."""
+    if out is not None:
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        write_atomic(out, text.encode())
+        return
+    for line in lines:
+        reporter.show(Text.assemble((line["prompt"], "dim"), (f"{line['text']}\n", "bold")))
 
 
 def workload_of(requests: int, prompt_tokens: int, new_tokens: int) -> Workload:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +12,10 @@ from rich.text import Text
 
 from moeplan.commands.common import (
     Json,
+    OutputsFile,
+    PromptsFile,
     costs_of,
+    give_outputs,
     hardware_of,
     load_plan,
     plain,
@@ -29,7 +31,6 @@ from planner.documents import (
     Trace,
     load_document,
     load_with_seal,
-    write_atomic,
     write_document,
 )
 from planner.profiles import load_profile
@@ -85,17 +86,12 @@ def check(
 def run(
     ctx: typer.Context,
     plan_file: PlanFile,
-    prompts: Annotated[
-        Path,
-        typer.Option("--prompts", help="A .txt (a prompt a line) or a .jsonl (see the docs)."),
-    ],
+    prompts: PromptsFile,
     max_new_tokens: Annotated[
         int | None,
         typer.Option("--max-new-tokens", min=1, help="New tokens for each (as planned)."),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="File for the outputs, one JSON object a line.")
-    ] = None,
+    out: OutputsFile = None,
     trace: Annotated[Path | None, typer.Option("--trace", help="File for the trace.")] = None,
     checkpoint: Annotated[
         Path | None, typer.Option("--checkpoint", help="The checkpoint, if it has moved.")
@@ -153,13 +149,7 @@ def run(
         {"prompt": output.prompt, "text": output.text, "token_ids": list(output.token_ids)}
         for output in outputs
     ]
-    if out is not None:
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        write_atomic(out, text.encode())
-    else:
-        for line in lines:
-            answer = (f"{line['text']}\n", "bold")
-            reporter.show(Text.assemble((f"{line['prompt']}", "dim"), answer))
+    give_outputs(reporter, lines, out)
     if trace is not None:
         write_document(made, trace)
     for paragraph in explain_trace(made, plan, hardware):

@@ -1,0 +1,73 @@
+"""``moeplan parallel`` from outside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moeplan import cli
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pycode-moe"
+
+
+@pytest.fixture(scope="module")
+def placement(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of statistics that are like the example's in shape."""
+    folder = tmp_path_factory.mktemp("placement")
+    shares = np.random.default_rng(1).dirichlet(np.arange(1, 17), size=(20, 8))
+    np.savez(folder / "shares.npz", a=shares)
+    out = folder / "placement.json"
+    arguments = ["--routing", str(folder / "shares.npz"), "--devices", "2", "--scenarios", "10"]
+    assert cli.main(["place", *arguments, "--method", "greedy", "--out", str(out)]) == 0
+    return out
+
+
+def test_outputs_and_what_each_device_did(
+    placement: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts, out = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
+    prompts.write_text("import os\nclass Node:\n")
+    arguments = ["--placement", str(placement), "--prompts", str(prompts), "--max-new-tokens", "4"]
+    arguments += ["--memory", "2MiB", "--out", str(out), "--json"]
+    assert cli.main(["parallel", str(EXAMPLE), *arguments]) == 0
+    said = json.loads(capsys.readouterr().out)
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["prompt"] for line in lines] == ["import os", "class Node:"]
+    assert all(line["text"] for line in lines)
+    assert said["new_tokens"] == sum(len(line["token_ids"]) for line in lines) == 8
+    # 8 layers of 8 experts a device; 2 MiB hold 15 of 135 KiB
+    assert [rank["slots"] for rank in said["ranks"]] == [15, 15]
+    assert all(0 < rank["hit_rate"] < 1 for rank in said["ranks"])
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--eviction", "lru"], "--eviction has no effect"),
+        (["--memory", "1KiB"], "smallest memory that works"),
+        (["--batch-size", "9"], "have no effect"),
+        (["--max-new-tokens", "2000"], "context of 1024"),
+        (["--out", "{placement}"], "is one of the inputs"),
+        (["--placement", "{prompts}"], "prompts.jsonl"),
+        (["--store", "nowhere"], "no such store"),
+    ],
+)
+def test_what_is_refused(
+    more: list[str],
+    words: str,
+    placement: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"token_ids": [1, 2]}\n')
+    arguments = ["--placement", str(placement), "--prompts", str(prompts), "--max-new-tokens", "4"]
+    more = [one.format(placement=placement, prompts=prompts) for one in more]
+    assert cli.main(["parallel", str(EXAMPLE), *arguments, *more]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.strip().splitlines()) == 1
+    assert words in captured.err
