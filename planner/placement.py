@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from planner.documents.model import ModelSpec
 from planner.documents.placement import BalanceFigures, ExpertPlacement, LayerPlacement
 from planner.routing_sources import RoutingSource, draw_scenarios
 from solvers.errors import BudgetError, OptionError
@@ -28,6 +29,7 @@ __all__ = [
     "Scenes",
     "expert_room",
     "file_hash",
+    "largest_expert",
     "place",
     "scenes_of",
 ]
@@ -176,6 +178,25 @@ def expert_room(
             smallest,
         )
     return np.full((layers, cluster.devices), room, dtype=np.int64)
+
+
+def largest_expert(model: ModelSpec, experts: int, where: str) -> int:
+    """Bytes of the largest expert of a model.
+
+    Raises
+    ------
+    OptionError
+        If its layers have another number of experts than the routing statistics; ``where`` names
+        the model in the message.
+    """
+    sizes = [layer.expert_bytes for layer in model.layers if layer.experts]
+    counts = {layer.experts for layer in model.layers if layer.experts}
+    if counts != {experts}:
+        raise OptionError(
+            f"{where} has {', '.join(map(str, sorted(counts))) or 'no'} experts in a layer, the "
+            f"routing statistics {experts}"
+        )
+    return max(sizes)
 
 
 def place(

@@ -6,7 +6,19 @@ from typing import Annotated
 
 import typer
 
-from moeplan.commands import catalog, explain, look, make, parallel, place, sweep, use, versus
+from moeplan.commands import (
+    catalog,
+    explain,
+    look,
+    make,
+    parallel,
+    place,
+    serve,
+    sweep,
+    token,
+    use,
+    versus,
+)
 
 __all__ = ["app"]
 
@@ -52,4 +64,6 @@ app.command("place")(place.place)
 app.command("parallel")(parallel.parallel)
 app.command("show")(look.show)
 app.command("catalog")(catalog.catalog)
+app.command("serve")(serve.serve)
+app.add_typer(token.app, name="token")
 app.command("schema")(look.schema)

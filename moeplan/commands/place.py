@@ -171,16 +171,9 @@ def place(
 def _expert_bytes(path: Path, experts: int) -> int:
     """Size of the largest expert of a model."""
     from planner.model_spec import read_model
+    from planner.placement import largest_expert
 
-    model = read_model(path)
-    sizes = [layer.expert_bytes for layer in model.layers if layer.experts]
-    counts = {layer.experts for layer in model.layers if layer.experts}
-    if counts != {experts}:
-        raise OptionError(
-            f"--model {path} has {', '.join(map(str, sorted(counts))) or 'no'} experts in a layer, "
-            f"the routing statistics {experts}"
-        )
-    return max(sizes)
+    return largest_expert(read_model(path), experts, f"--model {path}")
 
 
 def _table(placements: list[ExpertPlacement], devices: int) -> Table:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from moeplan.service.store.database import Database, StoreError
+from moeplan.service.errors import QueueFullError, StoreError
+from moeplan.service.store.database import Database
 from moeplan.service.store.documents import Documents, Kept
-from moeplan.service.store.jobs import Beat, Job, Jobs, QueueFullError
+from moeplan.service.store.jobs import Beat, Job, Jobs
 from moeplan.service.store.migrate import migrate
 from moeplan.service.store.tokens import Token, Tokens
 

@@ -12,16 +12,13 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from solvers.errors import OptionError, RunError
+from moeplan.service.errors import StoreError
+from solvers.errors import OptionError
 
-__all__ = ["Database", "StoreError"]
+__all__ = ["Database"]
 
 _BUSY_MS = 20_000
 """How long a writer waits for another one."""
-
-
-class StoreError(RunError):
-    """The database cannot be reached, is of a newer version, or holds what it should not."""
 
 
 class Database:

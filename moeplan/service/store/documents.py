@@ -10,7 +10,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from moeplan.service.store.database import Database, StoreError
+from moeplan.service.errors import StoreError
+from moeplan.service.store.database import Database
 from moeplan.service.store.tables import blobs, documents
 from planner.documents import canonical_json
 

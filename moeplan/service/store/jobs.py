@@ -17,19 +17,15 @@ from typing import Any, Literal, cast
 
 import sqlalchemy as sa
 
-from moeplan.service.store.database import Database, StoreError
+from moeplan.service.errors import QueueFullError, StoreError
+from moeplan.service.store.database import Database
 from moeplan.service.store.documents import Documents, Entry
 from moeplan.service.store.tables import STATES, jobs
 from planner.documents import canonical_json
-from solvers.errors import MoeplanError
 
-__all__ = ["Beat", "Job", "Jobs", "QueueFullError", "State", "job_id"]
+__all__ = ["Beat", "Job", "Jobs", "State", "job_id"]
 
 State = Literal["queued", "running", "done", "failed", "cancelled"]
-
-
-class QueueFullError(MoeplanError):
-    """As many jobs wait as may; the caller can come again."""
 
 
 class Beat(Enum):

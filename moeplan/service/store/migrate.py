@@ -16,7 +16,8 @@ from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import text
 
-from moeplan.service.store.database import Database, StoreError
+from moeplan.service.errors import StoreError
+from moeplan.service.store.database import Database
 
 __all__ = ["migrate"]
 

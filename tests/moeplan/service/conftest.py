@@ -1,21 +1,38 @@
-"""A store on each database: SQLite in a folder, and a PostgreSQL cluster of its own."""
+"""A store on each database (PostgreSQL in a cluster of its own), profiles, servers as processes."""
 
 from __future__ import annotations
 
+import base64
+import dataclasses
+import hashlib
+import importlib.util
+import json
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from starlette.testclient import TestClient
 
+from moeplan.service.app import AppSettings, create_app
+from moeplan.service.guard import GuardSettings
 from moeplan.service.store import Store
+from planner.documents import document_hash, write_document
+from planner.profiles import Profile
+from planner.routing import trace_bytes
+
+ROOT = Path(__file__).resolve().parents[3]
+MEMORY_BYTES = 1_500_000
+"""Enough for ``plan_request`` with ``profile_folder``."""
 
 
 def postgres_bin() -> Path | None:
@@ -95,3 +112,141 @@ def store(store_url: str) -> Iterator[Store]:
     opened = Store(store_url)
     yield opened
     opened.close()
+
+
+# --- a profile as a folder, fabricated -----------------------------------------------------------
+
+
+def fabricated() -> Callable[..., Profile]:
+    """The planner's tests' maker of profiles."""
+    spec = importlib.util.spec_from_file_location("made_up", ROOT / "tests/planner/conftest.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made: Callable[..., Profile] = module.make_profile
+    return made
+
+
+def write_profile(profile: Profile, folder: Path) -> Path:
+    """Write a profile's five documents and its arrays, the hashes made to fit."""
+    data = trace_bytes(profile.arrays)
+    digest = hashlib.sha256(data).hexdigest()
+    routing = dataclasses.replace(profile.routing, arrays_hash=digest)
+    index = dataclasses.replace(profile.index, routing_hash=document_hash(routing))
+    folder.mkdir()
+    (folder / "routing.npz").write_bytes(data)
+    for name, document in (
+        ("profile", index),
+        ("hardware", profile.hardware),
+        ("model", profile.model),
+        ("costs", profile.costs),
+        ("routing", routing),
+    ):
+        write_document(document, folder / f"{name}.json")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def profile_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers of four experts, 12 recorded sequences; read only."""
+    made = fabricated()(layers=2, experts=4, sequences=12, prompt=4, new=4)
+    return write_profile(made, tmp_path_factory.mktemp("profiles") / "small")
+
+
+@pytest.fixture(scope="session")
+def upload(profile_folder: Path) -> dict[str, Any]:
+    """The body that uploads it."""
+    parts = ("profile", "hardware", "model", "costs", "routing")
+    body: dict[str, Any] = {
+        part: json.loads((profile_folder / f"{part}.json").read_text()) for part in parts
+    }
+    arrays = (profile_folder / "routing.npz").read_bytes()
+    return {**body, "arrays_base64": base64.b64encode(arrays).decode()}
+
+
+@pytest.fixture(scope="session")
+def plan_request() -> Callable[..., dict[str, Any]]:
+    """Makes the body that asks for a plan, by a rule that takes a moment."""
+
+    def made(profile: str, /, **changed: Any) -> dict[str, Any]:
+        return {
+            "profile": profile,
+            "memory_bytes": MEMORY_BYTES,
+            "workload": {"requests": 4, "prompt_tokens": 16, "new_tokens": 4},
+            "solver": "lru",
+            **changed,
+        }
+
+    return made
+
+
+# --- the application in this process, and servers as processes -----------------------------------
+
+
+@pytest.fixture
+def app_client(tmp_path: Path) -> Iterator[Callable[..., TestClient]]:
+    """Makes clients of an application without workers; all of one test share a store."""
+    opened: list[TestClient] = []
+    url = f"sqlite:///{tmp_path / 'app.db'}"
+
+    def made(*, token_required: bool = False, **options: Any) -> TestClient:
+        guard = GuardSettings(token_required, 4 << 20, 8 << 20)
+        app = create_app(Store(url), AppSettings(guard, **options))
+        client = TestClient(app, base_url="http://127.0.0.1:1", raise_server_exceptions=False)
+        opened.append(client.__enter__())
+        return client
+
+    yield made
+    for client in opened:
+        client.__exit__(None, None, None)
+
+
+@dataclasses.dataclass
+class Server:
+    """A ``moeplan serve`` that runs."""
+
+    process: subprocess.Popen[str]
+    url: str
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def workers(self) -> list[int]:
+        """Process ids of its workers."""
+        children = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        found = []
+        for path in children:
+            try:
+                found += [int(pid) for pid in path.read_text().split()]
+            except OSError:  # a thread that has just ended
+                continue
+        return found
+
+
+@contextmanager
+def serving(store: str, log: Path, *options: Any) -> Iterator[Server]:
+    """A server on a free port, with one worker."""
+    argv = [sys.executable, "-m", "moeplan", "serve", "--port", "0", "--json", "--store", store]
+    with log.open("a") as errors:
+        process = subprocess.Popen(
+            [*argv, *map(str, options)], stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line, log.read_text()
+        yield Server(process, json.loads(line)["url"])
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with one worker that all tests of a session share."""
+    folder = tmp_path_factory.mktemp("server")
+    with serving(f"sqlite:///{folder / 'moeplan.db'}", folder / "log", "--lease", 5) as running:
+        yield running

@@ -1,0 +1,325 @@
+"""A client of the service: the same documents and errors as here, over HTTP.
+
+>>> with Client("http://127.0.0.1:8000") as client:  # doctest: +SKIP
+...     job = client.ask_plan(client.upload_profile(profile), workload, memory_bytes=600 << 20)
+...     plan = client.plan(client.wait(job.id).result)
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+
+from moeplan.service.problems import error_of
+from planner.documents import (
+    Document,
+    ExpertPlacement,
+    Plan,
+    Workload,
+    document_hash,
+    parse_document,
+    to_json,
+)
+from planner.profiles import Profile
+from planner.routing import trace_bytes
+from solvers.errors import DocumentError, OptionError, RunError
+
+__all__ = ["Client", "JobStatus"]
+
+D = TypeVar("D", bound=Document)
+
+_SEAL = "content_hash"
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """A job as the service tells it.
+
+    Attributes
+    ----------
+    progress
+        What the search has: ``stage``, ``incumbent``, ``bound`` and ``gap``, or what is done.
+    result
+        Hash of the document that it made.
+    error
+        The problem document of a failed job.
+    changes
+        Rises with each change.
+    """
+
+    id: str
+    kind: str
+    state: Literal["queued", "running", "done", "failed", "cancelled"]
+    progress: dict[str, Any] | None
+    result: str | None
+    error: dict[str, Any] | None
+    changes: int
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen to it by itself."""
+        return self.state not in ("queued", "running")
+
+
+class Client:
+    """One service.
+
+    Parameters
+    ----------
+    url
+        As 'moeplan serve' tells it.
+    token
+        An API token, where the service asks for one.
+    timeout_seconds
+        For one answer.
+    patience_seconds
+        How long a job is watched for while the service does not answer.
+
+    Raises
+    ------
+    OptionError
+        If it is no such URL.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        timeout_seconds: float = 60.0,
+        patience_seconds: float = 60.0,
+    ) -> None:
+        try:
+            parts = urlsplit(url)
+            fits = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            fits = False
+        if not fits or parts.query or parts.fragment or parts.username:
+            raise OptionError(f"{url!r} is no address of a service; write it like http://host:8000")
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        if token is not None and not (token.isascii() and token.isprintable()):
+            raise OptionError("the API token holds characters that none has")
+        self.url = url.rstrip("/")
+        self._patience = patience_seconds
+        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_seconds)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._http.close()
+
+    def upload_profile(self, profile: Profile) -> str:
+        """Keep a profile there, unless it is there already; its hash.
+
+        Raises
+        ------
+        InputError, RunError
+            As the service refuses it, or if it cannot be reached.
+        """
+        digest = document_hash(profile.index)
+        if self._send("GET", f"/v1/profiles/{digest}", missing=True) is not None:
+            return digest
+        parts = ("hardware", "model", "costs", "routing")
+        body = {
+            "profile": to_json(profile.index),
+            **{name: to_json(getattr(profile, name)) for name in parts},
+            "arrays_base64": base64.b64encode(_arrays(profile)).decode(),
+        }
+        kept = self._json("POST", "/v1/profiles", body)
+        if kept.get("hash") != digest:
+            raise RunError(f"{self.url} kept another profile than the one that was sent")
+        return digest
+
+    def ask_plan(
+        self, profile_hash: str, workload: Workload, *, memory_bytes: int, **options: Any
+    ) -> JobStatus:
+        """Ask for a plan.
+
+        Parameters
+        ----------
+        profile_hash
+            As ``upload_profile`` gives it.
+        workload, memory_bytes
+            What is planned.
+        **options
+            ``solver``, ``objective``, ``then``, ``tolerance``, ``time_limit_seconds``, ``seed``;
+            those that are None are left out.
+        """
+        work = {k: v for k, v in to_json(workload).items() if k not in ("kind", "version")}
+        given = {name: value for name, value in options.items() if value is not None}
+        body = {"profile": profile_hash, "memory_bytes": memory_bytes, "workload": work, **given}
+        return _status(self._json("POST", "/v1/plans", body))
+
+    def ask(self, path: str, **body: Any) -> JobStatus:
+        """Ask for another job: ``compare``, ``placements``, ``plans/HASH/explanation``."""
+        return _status(self._json("POST", f"/v1/{path}", body))
+
+    def job(self, identity: str) -> JobStatus:
+        """How far a job is."""
+        return _status(self._json("GET", f"/v1/jobs/{identity}"))
+
+    def cancel(self, identity: str) -> JobStatus:
+        """Cancel a job."""
+        return _status(self._json("POST", f"/v1/jobs/{identity}/cancel"))
+
+    def watch(self, identity: str) -> Iterator[JobStatus]:
+        """A job now, and again with each change, until it ends.
+
+        Raises
+        ------
+        RunError
+            If the service does not answer for longer than the client's patience.
+        """
+        seen = -1
+        heard = time.monotonic()
+        while True:
+            headers = {} if seen < 0 else {"Last-Event-ID": str(seen)}
+            try:
+                for status in self._events(identity, headers):
+                    seen, heard = status.changes, time.monotonic()
+                    yield status
+                    if status.ended:
+                        return
+            except httpx.HTTPError as error:
+                if time.monotonic() - heard > self._patience:
+                    raise self._unreachable(error) from error
+            time.sleep(0.5)
+
+    def wait(
+        self, identity: str, told: Callable[[dict[str, Any]], None] | None = None
+    ) -> JobStatus:
+        """Watch a job to its end.
+
+        Parameters
+        ----------
+        told
+            Called with each progress.
+
+        Raises
+        ------
+        MoeplanError
+            As the job failed, of the class that it would have had here.
+        RunError
+            If it was cancelled.
+        """
+        last = None
+        for last in self.watch(identity):
+            if told is not None and last.progress is not None and last.state == "running":
+                told(last.progress)
+        if last is None or last.state == "cancelled":
+            raise RunError(f"job {identity} was cancelled")
+        if last.error is not None:
+            raise error_of(last.error)
+        return last
+
+    def plan(self, digest: str | None) -> Plan:
+        """A plan, held against its hash.
+
+        Raises
+        ------
+        DocumentError
+            If it is not the document of this hash.
+        """
+        return self._document(Plan, f"/v1/plans/{digest}", digest)
+
+    def placement(self, digest: str | None) -> ExpertPlacement:
+        """As ``plan``, of a placement."""
+        return self._document(ExpertPlacement, f"/v1/placements/{digest}", digest)
+
+    def get(self, path: str, **query: Any) -> dict[str, Any]:
+        """Anything else under ``/v1/``: lists, comparisons, explanations, timelines."""
+        return self._json("GET", f"/v1/{path}", query=query)
+
+    def _document(self, cls: type[D], path: str, digest: str | None) -> D:
+        body = self._json("GET", path)
+        body.pop(_SEAL, None)
+        document = parse_document(cls, body, f"{self.url}{path}")
+        if document_hash(document) != digest:
+            raise DocumentError(f"{self.url}{path}: not the document of this hash")
+        return document
+
+    def _events(self, identity: str, headers: dict[str, str]) -> Iterator[JobStatus]:
+        path = f"/v1/jobs/{identity}/events"
+        with self._http.stream("GET", path, headers=headers) as response:
+            if response.status_code >= 400:
+                response.read()
+                if response.status_code in (429, 503):
+                    raise httpx.RemoteProtocolError(f"answers {response.status_code}")
+                raise error_of(self._body(response))
+            for line in response.iter_lines():
+                if line.startswith("data:"):
+                    yield _status(json.loads(line.removeprefix("data:")))
+
+    def _json(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        query: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        return self._send(method, path, body, query) or {}
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        query: dict[str, Any] | None = None,
+        *,
+        missing: bool = False,
+    ) -> dict[str, Any] | None:
+        """The answer; None for one that is not there, where that is no fault."""
+        try:
+            response = self._http.request(method, path, json=body, params=query)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        if missing and response.status_code == 404:
+            return None
+        answer = self._body(response)
+        if response.status_code >= 400:
+            raise error_of(answer)
+        return answer
+
+    def _body(self, response: httpx.Response) -> dict[str, Any]:
+        try:
+            body = response.json()
+        except (ValueError, RecursionError):
+            body = None
+        if not isinstance(body, dict):
+            raise RunError(f"{self.url} is no moeplan service: it answers {response.status_code}")
+        return body
+
+    def _unreachable(self, error: httpx.HTTPError) -> RunError:
+        reason = str(error) or type(error).__name__
+        return RunError(f"{self.url} cannot be reached: {reason}; is 'moeplan serve' running?")
+
+
+def _status(body: dict[str, Any]) -> JobStatus:
+    try:
+        return JobStatus(**{name: body[name] for name in JobStatus.__dataclass_fields__})
+    except KeyError as error:
+        raise RunError(
+            f"the service tells no {error} of a job: is it of another version?"
+        ) from None
+
+
+def _arrays(profile: Profile) -> bytes:
+    """The bytes that the routing document's hash is of: its file, or the arrays written anew."""
+    path = profile.folder / profile.routing.arrays_file
+    for data in (path.read_bytes() if path.is_file() else b"", trace_bytes(profile.arrays)):
+        if hashlib.sha256(data).hexdigest() == profile.routing.arrays_hash:
+            return data
+    raise DocumentError(f"{path}: not the arrays of the profile's routing document")

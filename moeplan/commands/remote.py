@@ -1,0 +1,82 @@
+"""Planning on a server: what ``plan --server`` does, with the output of a plan made here."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from typing import Annotated, Any
+
+import typer
+
+from moeplan.commands.common import searches
+from moeplan.commands.serve import part_of_service
+from planner.documents import Locations, Plan, Workload
+from planner.profiles import Profile
+from solvers.errors import MoeplanError
+from solvers.registry import Progress
+
+__all__ = ["Server", "plan_at"]
+
+Server = Annotated[
+    str | None,
+    typer.Option(
+        "--server", help="Plan at a 'moeplan serve' (its token, if it asks: MOEPLAN_TOKEN)."
+    ),
+]
+
+
+def plan_at(
+    url: str,
+    profile: Profile,
+    workload: Workload,
+    *,
+    memory_bytes: int,
+    solver: str,
+    objective: str,
+    time_limit_seconds: float,
+    seed: int,
+    progress: Progress,
+    then: str | None,
+    tolerance: float,
+) -> Plan:
+    """As ``planner.solve.make_plan``, there instead of here.
+
+    The profile is sent if it is not there yet; Control-C cancels the job.
+
+    Raises
+    ------
+    InputError
+        As ``make_plan``.
+    RunError
+        If the server cannot be reached or fails.
+    """
+    client = part_of_service("moeplan.client").Client(url, token=os.environ.get("MOEPLAN_TOKEN"))
+
+    def told(step: dict[str, Any]) -> None:
+        progress(step["stage"], step["incumbent"], step["bound"])
+
+    with client:
+        job = client.ask_plan(
+            client.upload_profile(profile),
+            workload,
+            memory_bytes=memory_bytes,
+            solver=solver,
+            objective=objective,
+            time_limit_seconds=time_limit_seconds if searches(solver) else None,
+            seed=seed,
+            then=then,
+            tolerance=tolerance if then is not None else None,
+        )
+        try:
+            done = client.wait(job.id, told)
+        except KeyboardInterrupt:
+            with contextlib.suppress(MoeplanError):
+                client.cancel(job.id)
+            raise
+        plan: Plan = client.plan(done.result)
+    # where things lie here, as if it had been made here
+    index = profile.index
+    return dataclasses.replace(
+        plan, locations=Locations(str(profile.folder), index.checkpoint, index.store)
+    )

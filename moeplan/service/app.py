@@ -1,0 +1,172 @@
+"""The application: routes behind the guard, and every refusal as one kind of document."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from moeplan.service.guard import Guard, GuardSettings
+from moeplan.service.metrics import Metrics
+from moeplan.service.problems import MEDIA_TYPE, Refusal, problem, problem_of
+from moeplan.service.routes import documents, jobs, plans, system
+from moeplan.service.routes.common import Service
+from moeplan.service.store import Store
+from moeplan.service.supervisor import Supervisor
+from moeplan.service.views import REFUSALS, ProblemView
+from solvers.errors import MoeplanError
+
+__all__ = ["AppSettings", "create_app"]
+
+_ABOUT = """Plans for Mixture-of-Experts models that do not fit in fast memory.
+
+Upload a profile (`POST /v1/profiles`), ask for a plan (`POST /v1/plans`), watch its job
+(`/v1/jobs/{id}/events`), get the plan (`/v1/plans/{hash}`). Documents are kept under the SHA-256 of
+their canonical JSON and never change. A refusal is `application/problem+json` and names the field.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class AppSettings:
+    """How the service answers.
+
+    Attributes
+    ----------
+    guard
+        What is let through.
+    most_queued
+        Jobs that may wait; further ones are told to come again.
+    most_streams
+        Watchers of jobs at once.
+    """
+
+    guard: GuardSettings
+    most_queued: int = 64
+    most_streams: int = 100
+
+
+def create_app(
+    store: Store, settings: AppSettings, supervisor: Supervisor | None = None
+) -> FastAPI:
+    """The ASGI application.
+
+    Parameters
+    ----------
+    store
+        Closed with the application.
+    settings
+        How to answer.
+    supervisor
+        Workers that live as long as the application; None where others do the work.
+    """
+    metrics = Metrics(store, supervisor)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        if supervisor is not None:
+            supervisor.start()
+        yield
+        if supervisor is not None:
+            supervisor.stop()
+        store.close()
+
+    app = FastAPI(
+        title="moeplan",
+        version=version("moeplan"),
+        description=_ABOUT,
+        lifespan=lifespan,
+        # their pages load scripts from elsewhere
+        docs_url=None,
+        redoc_url=None,
+        responses=REFUSALS,
+        redirect_slashes=False,
+    )
+    app.state.service = Service(store, metrics, settings.most_queued, settings.most_streams)
+    for module in (documents, plans, jobs, system):
+        app.include_router(module.router)
+    app.add_exception_handler(RequestValidationError, _not_valid)
+    app.add_exception_handler(StarletteHTTPException, _http)
+    app.add_exception_handler(MoeplanError, _ours)
+    app.add_exception_handler(Exception, _bug)
+    app.add_middleware(
+        Guard,
+        settings=settings.guard,
+        store=store,
+        metrics=metrics,
+    )
+    _document(app)
+    return app
+
+
+def _document(app: FastAPI) -> None:
+    """Name the refusals' schema in the OpenAPI document, which no route names by itself."""
+    make = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        made = make()
+        schema = ProblemView.model_json_schema()
+        schemas = made.setdefault("components", {}).setdefault("schemas", {})
+        schemas["ProblemView"] = schema
+        return made
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _answer(body: dict[str, Any], headers: dict[str, str] | None = None) -> JSONResponse:
+    status = body["status"]
+    if status in (429, 503):
+        headers = {"Retry-After": "5", **(headers or {})}
+    return JSONResponse(body, status, headers=headers, media_type=MEDIA_TYPE)
+
+
+async def _not_valid(_: Request, error: Exception) -> JSONResponse:
+    """Faults that pydantic found, the first one in the line, all of them in a list."""
+    if not isinstance(error, RequestValidationError):
+        raise error
+    faults = []
+    for fault in error.errors()[:20]:
+        place = ".".join(str(part)[:100] for part in fault["loc"])
+        message = str(fault["msg"]).removeprefix("Value error, ")
+        faults.append({"field": place or "body", "message": message[:300]})
+    first = faults[0]
+    detail = f"{first['field']}: {first['message']}"
+    if len(faults) > 1:
+        detail += f" (and {len(faults) - 1} more)"
+    title = "Not a valid request"
+    return _answer(problem(422, "request", title, detail, first["field"], errors=faults))
+
+
+async def _http(request: Request, error: Exception) -> JSONResponse:
+    """What the framework refuses: no such path, no such method."""
+    if not isinstance(error, StarletteHTTPException):
+        raise error
+    headers = dict(error.headers or {})
+    detail: Any = error.detail
+    if isinstance(detail, dict):
+        return _answer(detail, headers)
+    field = "method" if error.status_code == 405 else "path"
+    named = {404: "missing", 405: "method"}.get(error.status_code, "http")
+    said = f"{request.method} {request.url.path[:200]}: {detail}"
+    return _answer(problem(error.status_code, named, str(detail), said, field), headers)
+
+
+async def _ours(_: Request, error: Exception) -> JSONResponse:
+    """moeplan's own errors, by the one table."""
+    if not isinstance(error, MoeplanError):
+        raise error
+    body = problem_of(error)
+    return _answer({"field": "server", **body}, error.headers if isinstance(error, Refusal) else {})
+
+
+async def _bug(_: Request, error: Exception) -> JSONResponse:
+    """A bug is told in the log; the answer says only that there was one."""
+    said = "a bug in moeplan; the server's log tells"
+    return _answer(problem(500, "internal", "Internal error", said, "server"))

@@ -1,0 +1,212 @@
+"""What is asked of the service: bodies of requests, strict to the last key.
+
+A job keeps the validated request as its inputs, defaults filled in, so that a request that names a
+default is the same job as one that leaves it out.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from moeplan.service.problems import Refusal
+from planner.documents import MOST_REQUESTS
+from planner.objectives import OBJECTIVES
+from planner.placement import METHODS
+from solvers.registry import Feature, load, names
+
+__all__ = [
+    "MOST_SECONDS",
+    "CompareRequest",
+    "ExplainRequest",
+    "Hash",
+    "PlacementRequest",
+    "PlanRequest",
+    "ProfileUpload",
+    "RoutingUpload",
+    "Strict",
+    "WorkloadBody",
+]
+
+MOST_SECONDS = 600.0
+"""No search of the service is longer."""
+
+_DEFAULT_SECONDS = 10.0
+_MOST = 1 << 62
+
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", examples=["0123456789abcdef" * 4])]
+Seconds = Annotated[float, Field(gt=0, le=MOST_SECONDS)]
+Seed = Annotated[int, Field(ge=0, lt=1 << 31)]
+Document = Annotated[dict[str, Any], Field(description="A document; 'moeplan schema' tells all.")]
+Base64 = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9+/]*={0,2}$",
+        json_schema_extra={"contentEncoding": "base64"},
+        description="A routing.npz, in base64.",
+    ),
+]
+
+
+def _one_of(values: tuple[str, ...]) -> Any:
+    """A text out of a list that the program knows, told to readers of the API."""
+    return Field(
+        pattern=f"^({'|'.join(values)})$", json_schema_extra={"enum": list(values)}, max_length=40
+    )
+
+
+Solver = Annotated[str, _one_of(names())]
+ObjectiveName = Annotated[str, _one_of(OBJECTIVES)]
+Method = Annotated[str, _one_of(METHODS)]
+
+
+class Strict(BaseModel):
+    """Nothing is converted, nothing unknown let pass."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class WorkloadBody(Strict):
+    """How many sequences, how long."""
+
+    requests: int = Field(ge=1, le=MOST_REQUESTS, examples=[64])
+    prompt_tokens: int = Field(ge=1, le=1 << 27, examples=[64])
+    new_tokens: int = Field(ge=1, le=1 << 27, examples=[16])
+
+
+class ProfileUpload(Strict):
+    """A whole profile folder."""
+
+    profile: Document
+    hardware: Document
+    model: Document
+    costs: Document
+    routing: Document
+    arrays_base64: Base64
+
+
+class RoutingUpload(Strict):
+    """A routing document and its arrays."""
+
+    routing: Document
+    arrays_base64: Base64
+
+
+class _Search(Strict):
+    """What all searches for plans share."""
+
+    profile: Hash
+    memory_bytes: int = Field(ge=1, le=_MOST, examples=[600 << 20])
+    workload: WorkloadBody
+    then: ObjectiveName | None = Field(
+        default=None, description="A second objective, among plans nearly the best by the first."
+    )
+    tolerance: float | None = Field(
+        default=None, ge=0, lt=1, description="What of the first 'then' may give up (0.01)."
+    )
+    time_limit_seconds: Seconds | None = Field(
+        default=None, description="Of solvers that search (10).", examples=[10.0]
+    )
+    seed: Seed = 0
+
+    def _inputs(self, solvers: tuple[str, ...], objectives: tuple[str, ...]) -> dict[str, Any]:
+        searching = any(Feature.BOUND in load(solver).features for solver in solvers)
+        if self.then is None and self.tolerance is not None:
+            raise no_effect("body.tolerance", "tolerance has no effect without then")
+        if self.then in objectives:
+            raise no_effect("body.then", f"then {self.then!r} is the first objective already")
+        for name in ("then", "time_limit_seconds"):
+            if getattr(self, name) is not None and not searching:
+                said = f"{name} has no effect: {', '.join(solvers)} follows a rule"
+                raise no_effect(f"body.{name}", said)
+        return {
+            **self.model_dump(),
+            "tolerance": 0.01 if self.tolerance is None else self.tolerance,
+            "time_limit_seconds": self.time_limit_seconds or _DEFAULT_SECONDS,
+        }
+
+
+class PlanRequest(_Search):
+    """A plan that is wanted."""
+
+    solver: Solver = "cpsat"
+    objective: ObjectiveName = "throughput"
+
+    def inputs(self) -> dict[str, Any]:
+        """Of the job.
+
+        Raises
+        ------
+        Refusal
+            If an option can have no effect.
+        """
+        return self._inputs((self.solver,), (self.objective,))
+
+
+class CompareRequest(_Search):
+    """Solvers under objectives, each with each."""
+
+    solvers: list[Solver] = Field(default=list(names()), min_length=1, max_length=20)
+    objectives: list[ObjectiveName] = Field(
+        default=[OBJECTIVES[0]], min_length=1, max_length=len(OBJECTIVES)
+    )
+
+    def inputs(self) -> dict[str, Any]:
+        """As of a plan."""
+        for name in ("solvers", "objectives"):
+            values = getattr(self, name)
+            if len(set(values)) != len(values):
+                raise no_effect(f"body.{name}", f"{name} names one of them twice")
+        return self._inputs(tuple(self.solvers), tuple(self.objectives))
+
+
+class ExplainRequest(Strict):
+    """How long each of an explanation's new plans may take."""
+
+    time_limit_seconds: float = Field(default=5.0, gt=0, le=60)
+
+
+class PlacementRequest(Strict):
+    """Experts on many devices."""
+
+    routing: Hash
+    devices: int = Field(ge=1, le=1024, examples=[4])
+    nodes: int = Field(default=1, ge=1, le=1024)
+    method: Method = "cpsat"
+    replicas: int = Field(default=0, ge=0, le=4096)
+    memory_bytes: int | None = Field(
+        default=None, ge=1, le=_MOST, description="For experts, on each device; needs 'model'."
+    )
+    model: Hash | None = Field(default=None, description="How large its experts are.")
+    intra_bandwidth: float | None = Field(
+        default=None, gt=0, le=1e18, description="Bytes/s between devices of a node."
+    )
+    inter_bandwidth: float | None = Field(
+        default=None, gt=0, le=1e18, description="Bytes/s between nodes."
+    )
+    batch: int = Field(default=1, ge=1, le=1 << 20)
+    scenarios: int = Field(default=512, ge=1, le=1 << 16)
+    time_limit_seconds: Seconds | None = Field(
+        default=None, description="Of methods that search (30)."
+    )
+    seed: Seed = 0
+
+    def inputs(self) -> dict[str, Any]:
+        """As of a plan."""
+        for one, other in (("memory_bytes", "model"), ("intra_bandwidth", "inter_bandwidth")):
+            if (getattr(self, one) is None) != (getattr(self, other) is None):
+                missing = one if getattr(self, one) is None else other
+                raise no_effect(f"body.{missing}", f"{one} and {other} go together")
+        if self.nodes == 1 and self.inter_bandwidth is not None:
+            said = "inter_bandwidth has no effect with one node"
+            raise no_effect("body.inter_bandwidth", said)
+        if self.time_limit_seconds is not None and self.method not in ("cpsat", "milp"):
+            said = f"time_limit_seconds has no effect: {self.method} does not search"
+            raise no_effect("body.time_limit_seconds", said)
+        return {**self.model_dump(), "time_limit_seconds": self.time_limit_seconds or 30.0}
+
+
+def no_effect(field: str, detail: str) -> Refusal:
+    """A value that is valid alone but not with the others."""
+    return Refusal(422, "option", "Not a valid value", detail, field)

@@ -1,0 +1,3 @@
+"""What is answered under each path; ``common`` has what the routes share."""
+
+__all__: list[str] = []

@@ -1,0 +1,186 @@
+"""What routes share: strict JSON, parameters, what is found or refused."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar, cast
+
+from fastapi import Depends, Path, Query
+from fastapi.exceptions import HTTPException
+from fastapi.routing import APIRoute
+from pydantic import AfterValidator
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from moeplan.service.metrics import Metrics
+from moeplan.service.problems import Refusal, problem, problem_of
+from moeplan.service.store import Job, Store
+from moeplan.service.views import JobView
+from planner.documents import Document, parse_document, printable
+from solvers.errors import MoeplanError
+
+__all__ = ["Context", "Digest", "Service", "StrictRoute", "accepted", "decoded", "parsed"]
+
+D = TypeVar("D", bound=Document)
+
+_INLINE_BYTES = 1 << 16
+"""A longer body is parsed in a thread, so that it holds up nobody else."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """What routes work with.
+
+    Attributes
+    ----------
+    store
+        Documents and jobs.
+    metrics
+        Of this server.
+    most_queued
+        Jobs that may wait.
+    most_streams
+        Watchers of jobs at once.
+    """
+
+    store: Store
+    metrics: Metrics
+    most_queued: int
+    most_streams: int
+
+    def submit(self, kind: str, inputs: dict[str, Any]) -> Job:
+        """A job of these inputs.
+
+        Raises
+        ------
+        Refusal
+            If too many wait.
+        """
+        return self.store.jobs.submit(kind, inputs, most_queued=self.most_queued)[0]
+
+
+def _service(request: Request) -> Service:
+    return cast(Service, request.app.state.service)
+
+
+Context = Annotated[Service, Depends(_service)]
+Digest = Annotated[
+    str, Path(pattern=r"^[0-9a-f]{64}$", description="SHA-256.", examples=["01234567" * 8])
+]
+
+
+def _shown(text: str | None) -> str | None:
+    if text is not None and not printable(text):
+        raise ValueError("holds control characters")
+    return text
+
+
+PageLimit = Annotated[int, Query(ge=1, le=200)]
+After = Annotated[
+    str | None, Query(pattern=r"^[0-9a-f]{64}$", description="'next' of the page before.")
+]
+Search = Annotated[
+    str | None, Query(max_length=200, description="Part of the name."), AfterValidator(_shown)
+]
+
+
+class StrictRoute(APIRoute):
+    """A route whose JSON bodies are strict: UTF-8, finite numbers, each key once."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Hand over a request that parses so."""
+        handle = super().get_route_handler()
+
+        async def strict(request: Request) -> Response:
+            return await handle(_StrictRequest(request.scope, request.receive))
+
+        return strict
+
+
+class _StrictRequest(Request):
+    async def json(self) -> Any:
+        body = await self.body()
+        if len(body) < _INLINE_BYTES:
+            return _strict_json(body)
+        return await run_in_threadpool(_strict_json, body)
+
+
+def _strict_json(body: bytes) -> Any:
+    try:
+        return json.loads(body.decode(), parse_constant=_no_constant, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:  # also integers of over 4,300 digits
+        said = f"not valid JSON: {error}"
+        raise HTTPException(400, detail=problem(400, "json", "Not JSON", said, "body")) from error
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    body = dict(pairs)
+    if len(body) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice[:100]!r} stands twice in one object")
+    return body
+
+
+def parsed(cls: type[D], value: dict[str, Any], field: str) -> D:
+    """A document out of a body.
+
+    Raises
+    ------
+    Refusal
+        Naming the place in it.
+    """
+    try:
+        return parse_document(cls, value, field)
+    except MoeplanError as error:
+        raise refused(error, field) from error
+
+
+def refused(error: MoeplanError, field: str) -> Refusal:
+    """One of moeplan's errors as the refusal of a field."""
+    body = problem_of(error, field)
+    refusal = Refusal(body["status"], "", body["title"], body["detail"], field)
+    refusal.body = body
+    return refusal
+
+
+def decoded(text: str, field: str) -> bytes:
+    """Bytes from base64.
+
+    Raises
+    ------
+    Refusal
+        If it is none.
+    """
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise Refusal(422, "request", "Not a valid request", f"{field}: {error}", field) from error
+
+
+def missing(what: str, field: str, status: int = 404) -> Refusal:
+    """There is none."""
+    return Refusal(status, "missing", "There is none", f"the store has no {what}", field)
+
+
+def accepted(job: Job, response: Response) -> JobView:
+    """The answer to whoever asked for a job."""
+    response.headers["Location"] = f"/v1/jobs/{job.id}"
+    return JobView.of(job)
+
+
+def unchanging(request: Request, data: bytes, digest: str, media_type: str) -> Response:
+    """Bytes that will always be the same under their path, or that they have not changed."""
+    headers = {"ETag": f'"{digest}"', "Cache-Control": "private, max-age=31536000, immutable"}
+    if f'"{digest}"' in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(data, media_type=media_type, headers=headers)

@@ -1,0 +1,210 @@
+"""Uploading, listing and getting documents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body
+from starlette.requests import Request
+from starlette.responses import Response
+
+from moeplan.commands.look import document_schema
+from moeplan.service.entries import (
+    PROFILE_PARTS,
+    hardware_entry,
+    kept_document,
+    model_entry,
+    profile_entries,
+    routing_entry,
+)
+from moeplan.service.requests import ProfileUpload, RoutingUpload
+from moeplan.service.routes.common import (
+    After,
+    Context,
+    Digest,
+    PageLimit,
+    Search,
+    Service,
+    StrictRoute,
+    decoded,
+    missing,
+    parsed,
+    refused,
+    unchanging,
+)
+from moeplan.service.store.documents import Entry
+from moeplan.service.views import COLLECTIONS, DocumentList, DocumentView, href
+from planner.documents import (
+    CostProfile,
+    Hardware,
+    ModelSpec,
+    Plan,
+    ProfileIndex,
+    RoutingTrace,
+    document_hash,
+    dump_document,
+)
+from planner.profiles import Profile, assemble
+from planner.routing import TraceArrays, read_arrays
+from solvers.errors import MoeplanError
+
+__all__ = ["router"]
+
+router = APIRouter(route_class=StrictRoute, tags=["documents"])
+
+
+def _body_of(name: str) -> Any:
+    """A document as a body; its schema is what 'moeplan schema' prints."""
+    schema = {k: v for k, v in document_schema(name).items() if k not in ("$schema", "$defs")}
+    flat = {"type": "object", "title": name, "description": schema.get("description", "")}
+    return Body(json_schema_extra={**flat, "required": schema["required"]})
+
+
+def _put(service: Service, response: Response, entries: list[Entry], *blobs: bytes) -> DocumentView:
+    (digest, new), *_ = service.store.documents.put(entries, blobs)
+    kept = service.store.documents.kept(entries[0].kind, digest)
+    if kept is None:
+        raise missing(f"{entries[0].kind} {digest}", "body")
+    response.status_code = 201 if new else 200
+    response.headers["Location"] = href(kept.kind, digest)
+    return DocumentView.of(kept)
+
+
+_PUT: dict[str, Any] = {
+    "status_code": 201,
+    "responses": {200: {"model": DocumentView, "description": "It was there already."}},
+}
+
+
+@router.post("/v1/hardware", summary="Keep a hardware document", **_PUT)
+def put_hardware(
+    service: Context, response: Response, body: Annotated[dict[str, Any], _body_of("hardware")]
+) -> DocumentView:
+    """Keep a machine's document under its hash."""
+    return _put(service, response, [hardware_entry(parsed(Hardware, body, "body"))])
+
+
+@router.post("/v1/models", summary="Keep a model document", **_PUT)
+def put_model(
+    service: Context, response: Response, body: Annotated[dict[str, Any], _body_of("model")]
+) -> DocumentView:
+    """Keep a model's document under its hash."""
+    return _put(service, response, [model_entry(parsed(ModelSpec, body, "body"))])
+
+
+def _trace(body: RoutingUpload | ProfileUpload) -> tuple[RoutingTrace, TraceArrays, bytes]:
+    trace = parsed(RoutingTrace, body.routing, "body.routing")
+    data = decoded(body.arrays_base64, "body.arrays_base64")
+    try:
+        arrays = read_arrays(trace, data, "body.arrays_base64", "body.routing")
+    except MoeplanError as error:
+        raise refused(error, "body.arrays_base64") from error
+    return trace, arrays, data
+
+
+@router.post("/v1/routings", summary="Keep a routing trace", **_PUT)
+def put_routing(service: Context, response: Response, body: RoutingUpload) -> DocumentView:
+    """Keep a routing document and its arrays, which must be its own."""
+    trace, _, data = _trace(body)
+    name = f"{trace.tokens:,} tokens of {trace.experts} experts"
+    return _put(service, response, [routing_entry(trace, name)], data)
+
+
+@router.post("/v1/profiles", summary="Keep a whole profile", **_PUT)
+def put_profile(service: Context, response: Response, body: ProfileUpload) -> DocumentView:
+    """Keep what lies in a profile folder: five documents that belong together, and the arrays."""
+    trace, arrays, data = _trace(body)
+    profile = Profile(
+        Path("body"),
+        parsed(ProfileIndex, body.profile, "body.profile"),
+        parsed(Hardware, body.hardware, "body.hardware"),
+        parsed(ModelSpec, body.model, "body.model"),
+        parsed(CostProfile, body.costs, "body.costs"),
+        trace,
+        arrays,
+    )
+    try:
+        entries = profile_entries(assemble(profile))
+    except MoeplanError as error:
+        part = getattr(error, "document", "profile")
+        raise refused(error, f"body.{part}" if part in PROFILE_PARTS else "body") from error
+    return _put(service, response, entries, data)
+
+
+def _listing(kind: str) -> None:
+    path, words = COLLECTIONS[kind], f"{kind} documents"
+
+    def listed(
+        service: Context, limit: PageLimit = 50, after: After = None, search: Search = None
+    ) -> DocumentList:
+        found = service.store.documents.listed(kind, limit=limit + 1, after=after, search=search)
+        items = [DocumentView.of(kept) for kept in found[:limit]]
+        return DocumentList(items=items, next=items[-1].hash if len(found) > limit else None)
+
+    def got(request: Request, service: Context, digest: Digest) -> Response:
+        data = service.store.documents.get(kind, digest)
+        if data is None:
+            raise missing(f"{kind} {digest}", "path.digest")
+        return unchanging(request, data, digest, "application/json")
+
+    listed.__name__, got.__name__ = f"list_{path}", f"get_{path}"
+    router.get(f"/v1/{path}", summary=f"List {words}, the newest first")(listed)
+    if kind != "plan":
+        router.get(
+            f"/v1/{path}/{{digest}}",
+            summary=f"One of the {words}",
+            response_class=Response,
+            responses=_JSON,
+        )(got)
+
+
+_JSON: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The document.",
+        "content": {"application/json": {"schema": {"type": "object"}}},
+    },
+    304: {"description": "As it was."},
+}
+
+for _kind in COLLECTIONS:
+    _listing(_kind)
+
+
+@router.get(
+    "/v1/plans/{digest}",
+    summary="One plan, as a file to keep",
+    response_class=Response,
+    responses=_JSON,
+)
+def get_plan(request: Request, service: Context, digest: Digest) -> Response:
+    """The sealed document, as 'moeplan plan' writes it."""
+    plan = kept_document(service.store, Plan, digest)
+    if plan is None:
+        raise missing(f"plan {digest}", "path.digest")
+    if document_hash(plan) != digest:
+        raise missing(f"plan {digest} that this moeplan reads", "path.digest")
+    return unchanging(request, dump_document(plan).encode(), digest, "application/json")
+
+
+@router.get(
+    "/v1/routings/{digest}/arrays",
+    summary="The arrays of a routing trace",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "A .npz archive.",
+            "content": {
+                "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
+            },
+        },
+        304: {"description": "As it was."},
+    },
+)
+def get_arrays(request: Request, service: Context, digest: Digest) -> Response:
+    """What 'routing.npz' holds."""
+    trace = kept_document(service.store, RoutingTrace, digest)
+    data = None if trace is None else service.store.documents.blob(trace.arrays_hash)
+    if trace is None or data is None:
+        raise missing(f"arrays of routing {digest}", "path.digest")
+    return unchanging(request, data, trace.arrays_hash, "application/octet-stream")

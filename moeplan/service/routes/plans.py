@@ -1,0 +1,176 @@
+"""Asking for plans, comparisons, explanations and placements; reading what a plan says."""
+
+from __future__ import annotations
+
+import functools
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from moeplan.commands.common import plain
+from moeplan.service.entries import kept_document
+from moeplan.service.requests import (
+    CompareRequest,
+    ExplainRequest,
+    PlacementRequest,
+    PlanRequest,
+)
+from moeplan.service.routes.common import (
+    Context,
+    Digest,
+    Service,
+    StrictRoute,
+    accepted,
+    missing,
+)
+from moeplan.service.store import Store
+from moeplan.service.store.jobs import job_id
+from moeplan.service.views import JobView
+from moeplan.words import explain_plan
+from planner.documents import ModelSpec, Plan
+
+__all__ = ["router"]
+
+router = APIRouter(route_class=StrictRoute)
+
+_JOB: dict[str, Any] = {"status_code": 202, "response_description": "The job; Location is it."}
+_EXAMPLE = {
+    "profile": "0123456789abcdef" * 4,
+    "memory_bytes": 629145600,
+    "workload": {"requests": 64, "prompt_tokens": 64, "new_tokens": 16},
+    "time_limit_seconds": 10.0,
+}
+
+
+def _examples(**values: dict[str, Any]) -> Any:
+    return Body(openapi_examples={name: {"value": value} for name, value in values.items()})
+
+
+def _profile_is_kept(service: Service, digest: str) -> None:
+    if service.store.documents.kept("profile", digest) is None:
+        raise missing(f"profile {digest}: upload it first", "body.profile", 422)
+
+
+@router.post("/v1/plans", summary="Ask for a plan", tags=["plans"], **_JOB)
+def ask_plan(
+    service: Context,
+    response: Response,
+    body: Annotated[
+        PlanRequest,
+        _examples(
+            throughput=_EXAMPLE,
+            first_token={**_EXAMPLE, "objective": "first-token", "then": "bytes"},
+        ),
+    ],
+) -> JobView:
+    """Make a job; the same inputs are the same job."""
+    inputs = body.inputs()
+    _profile_is_kept(service, body.profile)
+    return accepted(service.submit("plan", inputs), response)
+
+
+@router.post("/v1/compare", summary="Ask for a comparison of solvers", tags=["plans"], **_JOB)
+def ask_comparison(
+    service: Context,
+    response: Response,
+    body: Annotated[
+        CompareRequest,
+        _examples(rules={**_EXAMPLE, "solvers": ["cpsat", "klotski"], "objectives": ["bytes"]}),
+    ],
+) -> JobView:
+    """Plan with each solver for each objective; every plan is kept."""
+    inputs = body.inputs()
+    _profile_is_kept(service, body.profile)
+    return accepted(service.submit("compare", inputs), response)
+
+
+@router.post("/v1/placements", summary="Ask for a placement", tags=["placements"], **_JOB)
+def ask_placement(
+    service: Context,
+    response: Response,
+    body: Annotated[
+        PlacementRequest, _examples(four={"routing": "0123456789abcdef" * 4, "devices": 4})
+    ],
+) -> JobView:
+    """Place a routing's experts on devices."""
+    inputs = body.inputs()
+    if service.store.documents.kept("routing", body.routing) is None:
+        raise missing(f"routing {body.routing}: upload it first", "body.routing", 422)
+    if body.model is not None and service.store.documents.kept("model", body.model) is None:
+        raise missing(f"model {body.model}: upload it first", "body.model", 422)
+    return accepted(service.submit("place", inputs), response)
+
+
+class ExplanationView(BaseModel):
+    """What a plan does and why."""
+
+    words: list[str] = Field(description="What it does, a paragraph an entry.")
+    notes: list[str] = Field(description="Why this n, what binds, what was cut to fit.")
+    memory: dict[str, Any] = Field(description="Tier -> capacity and peak, by purpose.")
+    chosen_over: dict[str, float] = Field(description="Baselines, with their objective.")
+    deeper: str | None = Field(description="Hash of the newest explanation with new plans.")
+
+
+class TimelineView(BaseModel):
+    """Predicted events, one list for each of their properties."""
+
+    tokens_per_second: dict[str, float]
+    totals: dict[str, Any]
+    timeline: dict[str, Any]
+
+
+def _plan(store: Store, digest: str) -> tuple[Plan, dict[str, Any]]:
+    plan, kept = kept_document(store, Plan, digest), store.documents.kept("plan", digest)
+    if plan is None or kept is None:
+        raise missing(f"plan {digest}", "path.digest")
+    return plan, kept.summary
+
+
+@functools.cache
+def _explain_defaults() -> dict[str, Any]:
+    return ExplainRequest().model_dump()
+
+
+@router.get("/v1/plans/{digest}/explanation", summary="A plan in words", tags=["plans"])
+def get_explanation(service: Context, digest: Digest) -> ExplanationView:
+    """What it keeps, copies and promises. New plans around it are a job: POST here."""
+    plan, summary = _plan(service.store, digest)
+    model = kept_document(service.store, ModelSpec, plan.inputs.model)
+    inputs = {"plan": digest, "profile": summary["profile"], **_explain_defaults()}
+    job = service.store.jobs.get(job_id("explain", inputs))
+    return ExplanationView(
+        words=explain_plan(plan, model),
+        notes=list(plan.notes),
+        memory=summary["memory"],
+        chosen_over=plan.chosen_over,
+        deeper=None if job is None else job.result_hash,
+    )
+
+
+@router.post(
+    "/v1/plans/{digest}/explanation",
+    summary="Ask what more memory or speed would buy",
+    tags=["plans"],
+    **_JOB,
+)
+def ask_explanation(
+    service: Context, response: Response, digest: Digest, body: ExplainRequest | None = None
+) -> JobView:
+    """Make a job that plans again with a tenth more."""
+    _, summary = _plan(service.store, digest)
+    asked = (body or ExplainRequest()).model_dump()
+    inputs = {"plan": digest, "profile": summary["profile"], **asked}
+    return accepted(service.submit("explain", inputs), response)
+
+
+@router.get("/v1/plans/{digest}/timeline", summary="A plan's predicted timeline", tags=["plans"])
+def get_timeline(service: Context, digest: Digest) -> TimelineView:
+    """Events of the predicted passes, times in ns."""
+    plan, _ = _plan(service.store, digest)
+    return TimelineView(
+        tokens_per_second=plain(plan.predicted.tokens_per_second),
+        totals=plain(plan.predicted.totals),
+        timeline=plain(plan.predicted.timeline),
+    )
