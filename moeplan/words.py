@@ -97,7 +97,7 @@ def _runs(plan: Plan) -> str:
     work, policy = plan.workload, plan.policy
     group = policy.n_batches * policy.batch_size
     groups = -(-work.requests // group)
-    name = plan.locations.checkpoint.rstrip("/").rsplit("/", 1)[-1]
+    name = plan.locations.checkpoint.rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
     return (
         f"{name} in {plan.dtype} on {plan.device}: {_count(work.requests, 'request')}, prompts of "
         f"up to {_count(work.prompt_tokens, 'token')}, {_count(work.new_tokens, 'new token')} "

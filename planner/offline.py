@@ -139,7 +139,8 @@ def offline_profile(
         reference_ns=Figure(1.0, "fitted", efficiencies()["system"].held_out_error),
     )
     index = ProfileIndex(
-        checkpoint=str(config.absolute()),
+        # a file, which no run takes for a checkpoint
+        checkpoint=str((config / "config.json" if config.is_dir() else config).absolute()),
         store=None,
         checkpoint_fingerprint=model.fingerprint,
         store_fingerprint=None,
@@ -212,10 +213,9 @@ def _notes(
     memory, copies = machine.device_bandwidth_bytes_per_second, channel.bandwidth_bytes_per_second
     limits = " (a data sheet's limit x {:.2f})"
     notes = [
-        f"nothing was measured here: this is for {machine.name} by its figures and a roofline"
-        + (", and this moeplan cannot run it" if machine.device == "cuda" else "")
-        + "; nine of ten published runs of other systems lie within a factor "
-        f"{1 + fit['system'].spread:.1f} of what such a roofline says of them",
+        f"nothing was measured here: this is for {machine.name} by its figures and a roofline, to "
+        "compare by and not to run; nine of ten published runs of other systems lie within a "
+        f"factor {1 + fit['system'].spread:.1f} of what such a roofline says of them",
         f"{dtype}: {roofline.flops_per_second / 1e12:.3g} TFLOP/s of whole runs are reckoned "
         f"with, of {peak.value / 1e12:.3g} ({peak.source}); memory "
         f"{roofline.bytes_per_second / 1e9:.3g} GB/s ({memory.source})"

@@ -28,7 +28,8 @@ def test_a_plan_its_profile_and_what_works_on_it(
 ) -> None:
     profile, plan = tmp_path / "profile", tmp_path / "plan.json"
     wanted = ["--profile-out", str(profile), "--solver", "frequency", "--out", str(plan)]
-    assert run(*OFFLINE, *wanted, "--json") == 0
+    # a checkpoint's folder is as good as its configuration, and is not run either
+    assert run("--model", str(CONFIG.parent), *OFFLINE[2:], *wanted, "--json") == 0
     said = json.loads(capsys.readouterr().out)
     assert said["device"] == "cuda"
     assert any("nothing was measured" in note for note in said["notes"])

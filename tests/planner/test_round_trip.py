@@ -163,7 +163,7 @@ FITTING: dict[type, dict[str, st.SearchStrategy[Any]]] = {
     ExpertPlacement: {
         "devices": st.sampled_from([4, 8]),
         "nodes": st.sampled_from([1, 2, 4]),
-        "replicas": st.integers(4, 9),
+        "replicas": st.integers(6, 9),
         "experts": st.just(2),
         "layers": st.lists(
             st.sets(st.integers(0, 3), min_size=1).map(sorted).map(tuple), min_size=2, max_size=2
