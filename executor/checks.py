@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import torch
+
 from executor.device import DTYPES
+from executor.memory import Link
 from executor.source import WeightSource
 from planner.documents import ModelSpec, Plan
 from planner.memory import account_device, smallest_budget
 from planner.profiles import load_profile
 from solvers.errors import BudgetError, DocumentError, StaleError, UnsupportedError
 
-__all__ = ["check_account", "check_can_run", "check_documents"]
+__all__ = ["check_account", "check_can_run", "check_documents", "streams_over"]
 
 _log = logging.getLogger(__name__)
 
@@ -23,17 +26,23 @@ def check_can_run(plan: Plan, checkpoint: Path) -> None:
     Raises
     ------
     UnsupportedError
-        If the plan is for another device, or was made from a configuration alone.
+        If the plan is for a GPU and there is none, or it was made from a configuration alone.
     """
-    if plan.device != "cpu":
+    if plan.device == "cuda" and not torch.cuda.is_available():
         raise UnsupportedError(
-            f"the plan is for device {plan.device!r}; this moeplan runs plans for 'cpu'"
+            "the plan is for device 'cuda', and torch finds no CUDA GPU on this machine; run it "
+            "where there is one, or profile and plan with --device cpu"
         )
     if checkpoint.is_file():
         raise UnsupportedError(
             f"the plan was made from a configuration ({checkpoint}) and figures of a machine, not "
             "from measurements: profile a checkpoint and plan from that, to run it"
         )
+
+
+def streams_over(plan: Plan) -> Link:
+    """Where a plan has its copies come from, as its predicted timeline says."""
+    return "h2d" if "h2d" in plan.predicted.timeline.channel else "disk"
 
 
 def check_documents(plan: Plan, source: WeightSource, profile: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""The CPU device: residents, slots and buffers under one budget, and the copies into them."""
+"""A device: residents, slots and buffers under one budget, and the copies into them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 import torch
 
 from executor.adapters import Adapter, ExpertWeights, make_adapter
-from executor.arena import Arena
 from executor.direct import Pacer, Piece, ReadBuffer
 from executor.embedding import Embedding
 from executor.layout import Place
 from executor.ledger import Ledger
+from executor.memory import Backend, CpuBackend, Lane, Region
 from executor.operations import Operations
 from executor.schedule import Chunk
 from executor.source import WeightSource
@@ -21,7 +21,6 @@ from planner.documents import Policy, Workload
 from planner.memory import (
     PURPOSES,
     account_device,
-    aligned,
     context_tokens,
     dense_slot_bytes,
     outside_bytes,
@@ -61,11 +60,15 @@ class Device:
         Bandwidth to hold reads to, or None.
     verify
         Hold every unit that is read against its checksum (stores only).
+    progress
+        Called with bytes loaded and to be loaded.
+    backend
+        Kind of device; the CPU if not given.
 
     Raises
     ------
     BudgetError
-        If the budget does not hold the policy.
+        If the budget does not hold the policy, or the GPU not the budget.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Device:
         paced_bytes_per_second: int | None = None,
         verify: bool = False,
         progress: Callable[[int, int], None] | None = None,
+        backend: Backend | None = None,
     ) -> None:
         model = source.model
         self.dtype = DTYPES[model.dtype]
@@ -96,8 +100,15 @@ class Device:
         for layer in range(len(model.layers)):
             places = source.places(Unit(layer, "dense", -1))
             self.adapter.check_roles(layer, {place.role: STORED[place.dtype] for place in places})
-        # all but the temporaries of operations lies in one mapping
-        self._arena = Arena(account.peak_bytes - account.by_purpose["workspace"], self.ledger)
+        # all but the temporaries of operations is allocated at once
+        self.memory = (backend or CpuBackend()).memory(
+            account.peak_bytes - account.by_purpose["workspace"],
+            account.by_purpose["embedding"],
+            policy.chunk_bytes,
+            self.ledger,
+        )
+        self.device, self._arena = self.memory.device, self.memory.regions
+        self.adapter.to(self.device)
         dense_bytes = max(
             (
                 dense_slot_bytes(model, index)
@@ -121,7 +132,9 @@ class Device:
         self.reader = source.reader(buffer, self.pacer)
         self.units: Units = model_units(model, policy, self._sizes())
         self._load_residents(progress)
-        self.embedding = Embedding(self._arena, source, self.pacer, self.dtype)
+        streamed = sorted(self.units.sizes.keys() - self.units.resident)
+        self.memory.prepare(self.reader, [self._pieces(unit) for unit in streamed])
+        self.embedding = Embedding(self.memory.rows, source, self.pacer, self.dtype)
         self.embedding.load_all()
         self.state = GroupState(
             self._arena, model, policy, workload, self.dtype, self.adapter.cache_shape()
@@ -144,16 +157,17 @@ class Device:
             size = self.units.sizes[unit]
             offset = self._arena.take(_PURPOSES[unit.kind], f"{unit.stage}.{unit.item}", size)
             self._resident[unit] = offset
-            memory = self._arena.memory(offset, aligned(size))
-            self.reader.read(self._pieces(unit), memory, 0, size)
+            region = Region(offset, size)
+            self.memory.fetch(self.reader, self._pieces(unit), region, 0, size, None)
             if self._verify:
-                self.source.check(unit, memory)
+                self.source.check(unit, self.memory.view(region))
             done += size
             if progress is not None:
                 progress(done, total)
         size = outside_bytes(self.source.model)
         offset = self._arena.take("head", "final norm", size)
-        self.reader.read(self.source.outside(), self._arena.memory(offset, aligned(size)), 0, size)
+        outside = self.source.outside()
+        self.memory.fetch(self.reader, outside, Region(offset, size), 0, size, None)
         self.adapter.bind_outside(self._tensors(self.source.outside_places, offset))
         for unit in resident:
             if unit.kind == "dense":
@@ -179,11 +193,12 @@ class Device:
     def copy(self, chunk: Chunk) -> None:
         """Read one chunk into its slot."""
         unit = chunk.unit
-        size = aligned(self.units.sizes[unit])
-        memory = self._arena.memory(self._offset(unit, chunk.slot), size)
-        self.reader.read(self._pieces(unit), memory, chunk.offset_bytes, chunk.size_bytes)
+        region = Region(self._offset(unit, chunk.slot), self.units.sizes[unit])
+        lane = Lane(unit.kind == "dense", chunk.slot)
+        start, size = chunk.offset_bytes, chunk.size_bytes
+        self.memory.fetch(self.reader, self._pieces(unit), region, start, size, lane)
         if chunk.last and self._verify:
-            self.source.check(unit, memory)
+            self.source.check(unit, self.memory.view(region))
 
     # --- weights ------------------------------------------------------------------------------
 

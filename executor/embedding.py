@@ -104,7 +104,10 @@ class Embedding:
     def gather(self, tokens: npt.NDArray[np.int64], out: torch.Tensor) -> None:
         """Rows of ``tokens`` into ``out`` [tokens, hidden]."""
         started, before = time.perf_counter_ns(), self.bytes_read
-        self._gather(tokens, out)
+        rows = out if out.is_cpu else torch.empty(out.shape, dtype=out.dtype)
+        self._gather(tokens, rows)
+        if rows is not out:
+            out.copy_(rows)
         self._pacer.wait(started, self.bytes_read - before)
 
     def missing(self, tokens: Sequence[int]) -> bool:

@@ -10,11 +10,12 @@ from pathlib import Path
 import torch
 
 from executor.allocator import tune_process
-from executor.checks import check_account, check_can_run, check_documents
+from executor.checks import check_account, check_can_run, check_documents, streams_over
 from executor.closing import Closing
 from executor.device import Device
 from executor.direct import ReadInto, preadv
 from executor.generation import Generation
+from executor.memory import make_backend
 from executor.reference import Reference
 from executor.source import WeightSource, open_weights
 from executor.tokenizer import Tokenizer, end_tokens, load_tokenizer
@@ -74,6 +75,7 @@ class Engine(Closing):
                 paced_bytes_per_second=paced_bytes_per_second,
                 verify=verify,
                 progress=progress,
+                backend=make_backend(plan.device, link=streams_over(plan)),
             )
         warm_up(self._device)
         self._end_tokens = end_tokens(source.checkpoint)

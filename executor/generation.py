@@ -9,11 +9,9 @@ import torch
 
 from executor.allocator import peak_resident_bytes
 from executor.device import Device
-from executor.recorder import Recorder
 from executor.routing import RoutingLog
 from executor.runtime import Runtime
 from executor.schedule import Schedule
-from executor.transfers import Transfers
 from planner.documents import TraceTotals
 
 __all__ = ["Generation"]
@@ -54,9 +52,9 @@ class Generation:
             range(at, min(at + size, len(prompts))) for at in range(0, len(prompts), size)
         ]
         self.routing = RoutingLog(device.source.model)
-        self.recorder = Recorder()
+        self.recorder = device.memory.recorder()
         self._schedule = Schedule(device.policy, device.units, len(self._groups) * limit)
-        self._transfers = Transfers(self._schedule, device.copy, self.recorder)
+        self._transfers = device.memory.transfers(self._schedule, device.copy, self.recorder)
         self._runtime = Runtime(device, self._transfers, self.recorder, self._on_routed)
         self._pass_ns: list[int] = []
         self._prefill_ns = self._decode_ns = self._wall_ns = 0

@@ -34,8 +34,12 @@ class Recorder:
 
     def compute(self, kind: str, pass_index: int, layer: int, item: int, rows: int) -> None:
         """An operation (or a wait) on the compute channel that ends now."""
-        start_ns, end_ns = self._compute_ns, time.perf_counter_ns()
-        self._compute_ns = end_ns
+        self._add(kind, pass_index, layer, item, rows, time.perf_counter_ns())
+
+    def _add(
+        self, kind: str, pass_index: int, layer: int, item: int, rows: int, end_ns: int
+    ) -> None:
+        start_ns, self._compute_ns = self._compute_ns, end_ns
         self._duration[kind] += end_ns - start_ns
         self._count[kind] += 1
         if pass_index < self.kept_passes:

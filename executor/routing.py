@@ -38,7 +38,7 @@ class RoutingLog:
             self._phase.append(np.full(state.tokens, int(past.any()), np.uint8))
             shape = (state.tokens, len(self.moe_layers), self._top_k)
             self._experts.append(np.zeros(shape, np.uint16))
-        self._experts[-1][:, self._column[layer]] = device.operations.chosen.numpy()
+        self._experts[-1][:, self._column[layer]] = device.operations.chosen.cpu().numpy()
 
     def arrays(self) -> TraceArrays:
         """All choices, by sequence and position."""

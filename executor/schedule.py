@@ -208,9 +208,7 @@ class Schedule:
         own = lifo and self._slots_of(stage) >= self._share
         if self._free and not own:
             return self._free.pop(0)
-        evictable = [
-            load for load in self._cached.values() if not own or load.unit.stage == stage
-        ]
+        evictable = [load for load in self._cached.values() if not own or load.unit.stage == stage]
         if not evictable:
             return None
         if lifo:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from executor.adapters.base import CacheShape
-from executor.arena import Arena
+from executor.memory import Regions
 from planner.documents import ModelSpec, Policy, Workload
 from planner.memory import context_tokens, group_sequences
 
@@ -33,6 +33,8 @@ class GroupState:
 
     Attributes
     ----------
+    device
+        Where the buffers lie.
     counts
         Tokens of each sequence in this pass (0: finished).
     past
@@ -43,7 +45,7 @@ class GroupState:
 
     def __init__(
         self,
-        arena: Arena,
+        arena: Regions,
         model: ModelSpec,
         policy: Policy,
         workload: Workload,
@@ -66,6 +68,7 @@ class GroupState:
         self._hidden = _cut(arena, "hidden", "residual", (rows, model.hidden_size), dtype)
         self._normed = _cut(arena, "hidden", "expert input", (rows, model.hidden_size), dtype)
         self._sums = _cut(arena, "hidden", "sums", (rows, model.hidden_size), torch.float32)
+        self.device = self._hidden.device
         self.counts: list[int] = []
         self.past: list[int] = []
         self.starts: list[int] = [0]
@@ -145,7 +148,9 @@ class GroupState:
     def last_rows(self) -> tuple[torch.Tensor, list[int]]:
         """Hidden state of each unfinished sequence's last token, and which sequences they are."""
         alive = [index for index, count in enumerate(self.counts) if count]
-        rows = torch.tensor([index * self.longest + self.counts[index] - 1 for index in alive])
+        rows = torch.tensor(
+            [index * self.longest + self.counts[index] - 1 for index in alive], device=self.device
+        )
         return self._hidden.index_select(0, rows), alive
 
 
@@ -186,14 +191,14 @@ class KeyValueWriter:
             self._keys[:, :, :length] = keys
             self._values[:, :, :length] = values
             return keys, values
-        rows = torch.arange(keys.shape[0])
+        rows = torch.arange(keys.shape[0], device=keys.device)
         self._keys[rows, :, self._positions] = keys[:, :, 0]
         self._values[rows, :, self._positions] = values[:, :, 0]
         return self._keys[:, :, : self._visible], self._values[:, :, : self._visible]
 
 
 def _cut(
-    arena: Arena, purpose: str, name: str, shape: tuple[int, ...], dtype: torch.dtype
+    arena: Regions, purpose: str, name: str, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
     count = 1
     for extent in shape:

@@ -71,7 +71,8 @@ def _experts(device: Device, most_rows: int) -> None:
     width = device.dtype.itemsize
     counts = (1, most_rows) if width == 4 else (*range(1, 128), 128, 256, 512, most_rows)
     for rows in sorted({tile_of(count, width)[1] for count in counts if count <= most_rows}):
-        hidden = torch.zeros(rows, weights.gate_up.shape[1], dtype=device.dtype)
+        width_in = weights.gate_up.shape[1]
+        hidden = torch.zeros(rows, width_in, dtype=device.dtype, device=device.device)
         both = functional.linear(hidden, weights.gate_up, weights.gate_up_bias)
         functional.linear(device.adapter.activate(both), weights.down, weights.down_bias)
 

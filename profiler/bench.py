@@ -18,12 +18,11 @@ import torch
 
 from executor.closing import Closing
 from executor.device import Device
-from executor.recorder import Recorder
+from executor.memory import Backend
 from executor.routing import RoutingLog
 from executor.runtime import Runtime
 from executor.schedule import Schedule
 from executor.source import WeightSource
-from executor.transfers import Transfers
 from executor.units import Unit
 from planner.documents import Event
 from profiler.layout import BenchPlan, first_layers
@@ -99,6 +98,8 @@ class Bench(Closing):
         What is embedded.
     paced_bytes_per_second
         Bandwidth to hold reads to.
+    backend
+        Kind of device; the CPU if not given.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class Bench(Closing):
         memory_bytes: int,
         tokens: Tokens,
         paced_bytes_per_second: int | None = None,
+        backend: Backend | None = None,
     ) -> None:
         self.plan = plan
         self.model = first_layers(source.model, plan.layers)
@@ -121,6 +123,7 @@ class Bench(Closing):
                 plan.workload,
                 memory_bytes,
                 paced_bytes_per_second=paced_bytes_per_second,
+                backend=backend,
             )
         self._forced: list[torch.Tensor] = []
         self._log = RoutingLog(self.model)
@@ -133,9 +136,10 @@ class Bench(Closing):
         rest = ((),) * (self.plan.layers + 1 - len(chain))
         units = dataclasses.replace(self.device.units, chain=(*chain, *rest))
         self._passes = 0
-        self._recorder = Recorder(_MANY_PASSES)
+        memory = self.device.memory
+        self._recorder = memory.recorder(_MANY_PASSES)
         schedule = Schedule(self.plan.policy, units, _MANY_PASSES)
-        self._transfers = Transfers(schedule, self.device.copy, self._recorder)
+        self._transfers = memory.transfers(schedule, self.device.copy, self._recorder)
         self._runtime = Runtime(self.device, self._transfers, self._recorder, self._on_routed)
         self._transfers.start()
 
@@ -196,7 +200,9 @@ class Bench(Closing):
         device, index = self.device, self._passes
         total = sum(counts)
         self._forced = [
-            assign_rows(total, spec.top_k, self.choice(layer), rows, 7 * index + layer)
+            assign_rows(total, spec.top_k, self.choice(layer), rows, 7 * index + layer).to(
+                device.device
+            )
             if spec.experts
             else torch.empty(0)
             for layer, spec in enumerate(self.model.layers)

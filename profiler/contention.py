@@ -91,7 +91,7 @@ def _turn(bench: Bench, cell: Cell, rows: int, passes: int, *, on: bool) -> Turn
                 sum(event.end_ns - event.start_ns for event in working if event.kind == kind)
             )
         compute += working
-        copies += [event for event in events if event.channel == "disk"]
+        copies += [event for event in events if event.channel != "compute"]
     busy = sum(event.end_ns - event.start_ns for event in copies)
     return Turn(
         {kind: float(np.median(values)) for kind, values in totals.items()},

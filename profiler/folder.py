@@ -13,6 +13,7 @@ from pathlib import Path
 
 from executor.allocator import tune_process
 from executor.device import DTYPES
+from executor.memory import make_backend
 from executor.source import WeightSource, open_weights
 from executor.tokenizer import load_tokenizer
 from planner.documents import ProfileIndex, document_hash, write_document
@@ -22,7 +23,7 @@ from profiler.measure import Effort, Measurement
 from profiler.prompts import bundled_prompts
 from profiler.record import Recording, longest_prompt, record_routing
 from profiler.tasks import Progress, Task, run_tasks
-from solvers.errors import CheckpointError, OptionError, UnsupportedError
+from solvers.errors import BudgetError, CheckpointError, OptionError, UnsupportedError
 
 __all__ = ["profile_checkpoint"]
 
@@ -43,6 +44,7 @@ def profile_checkpoint(
     *,
     memory_bytes: int,
     device: str = "cpu",
+    host_memory_bytes: int | None = None,
     paced_bytes_per_second: int | None = None,
     store: Path | None = None,
     prompts: Sequence[str] | Sequence[Sequence[int]] | None = None,
@@ -62,7 +64,10 @@ def profile_checkpoint(
         Device budget, which profiling itself keeps, too. Sizes that do not fit it are not
         measured; curves are continued beyond their last point.
     device
-        ``cpu``.
+        ``cpu`` or ``cuda``.
+    host_memory_bytes
+        With ``cuda``: memory to keep all streamed weights in, read once; None: they are read from
+        the disk again and again.
     paced_bytes_per_second
         Bandwidth to hold the disk to.
     store
@@ -88,8 +93,11 @@ def profile_checkpoint(
         If the input is bad: a missing or damaged checkpoint or store, a budget below the smallest
         (``BudgetError`` names it), a device or type that cannot run, bad options.
     """
-    if device != "cpu":
-        raise UnsupportedError(f"device {device!r}: this version computes on the CPU; use cpu")
+    if host_memory_bytes is not None and device == "cpu":
+        raise OptionError(
+            "host memory for streamed weights is of use with the device cuda only: leave it out"
+        )
+    backend = make_backend(device, link="disk" if host_memory_bytes is None else "h2d")
     if memory_bytes <= 0:
         raise OptionError(f"a memory budget of {memory_bytes} bytes holds nothing; give more")
     if paced_bytes_per_second is not None and paced_bytes_per_second <= 0:
@@ -102,10 +110,20 @@ def profile_checkpoint(
         model = source.model
         if model.dtype not in DTYPES:
             raise UnsupportedError(f"{model.name}: weights of type {model.dtype} cannot be run yet")
+        if host_memory_bytes is not None and model.total_bytes > host_memory_bytes:
+            raise BudgetError(
+                f"{host_memory_bytes:,} bytes of host memory do not hold the weights of "
+                f"{model.total_bytes:,} bytes; give more, or none, to stream from the disk",
+                model.total_bytes,
+            )
+        if host_memory_bytes is not None and paced_bytes_per_second is not None:
+            raise OptionError(
+                "a bandwidth for the disk has no effect on weights in host memory: leave out one"
+            )
         ids = _token_ids(source, prompts, seed)
         tokens = Tokens([token for prompt in ids for token in prompt])
         measurement = Measurement(
-            source, memory_bytes, tokens, paced_bytes_per_second, effort or Effort()
+            source, memory_bytes, tokens, paced_bytes_per_second, effort or Effort(), backend
         )
         measuring = measurement.tasks()
         recorded: list[Recording] = []
@@ -117,7 +135,9 @@ def profile_checkpoint(
             ids = [prompt[:room] for prompt in ids]
 
         def record() -> None:
-            recorded.append(record_routing(source, ids, memory_bytes, new_tokens=new_tokens))
+            recorded.append(
+                record_routing(source, ids, memory_bytes, new_tokens=new_tokens, backend=backend)
+            )
             tokens.add_decoded(recorded[0].decoded)
             measurement.runs.append(recorded[0].observed)
 
@@ -126,7 +146,12 @@ def profile_checkpoint(
             # that grows faster or slower weighs as much in them as in what they are held against
             few = min(_FEW_TOKENS, new_tokens)
             one = record_routing(
-                source, ids[:_FEW_PROMPTS], memory_bytes, new_tokens=few, most_groups=1
+                source,
+                ids[:_FEW_PROMPTS],
+                memory_bytes,
+                new_tokens=few,
+                most_groups=1,
+                backend=backend,
             )
             measurement.runs.append(one.observed)
 

@@ -29,22 +29,26 @@ def memory_total_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def describe_machine(folder: Path, memory_bytes: int, channel: Channel) -> Hardware:
-    """The hardware document of a machine without an accelerator.
+def describe_machine(
+    folder: Path, memory_bytes: int, channel: Channel, gpu: str | None = None
+) -> Hardware:
+    """The hardware document of this machine.
 
     Parameters
     ----------
     folder
         On the disk that weights are read from.
     memory_bytes
-        Device budget: on such a machine the device is a pool of the process's memory.
+        Device budget: without a GPU the device is a pool of the process's memory.
     channel
-        The disk, as measured.
+        What streamed weights come over, as measured.
+    gpu
+        Name of the GPU that computes; None: the processor does.
     """
     return Hardware(
         name=platform.node() or "unknown",
-        device="cpu",
-        processor=processor_name(),
+        device="cpu" if gpu is None else "cuda",
+        processor=gpu or processor_name(),
         threads=usable_cores(),
         tiers=(
             Tier("device", memory_bytes, "spec"),

@@ -9,6 +9,7 @@ from random import Random
 from typing import get_args
 
 from executor.device import DTYPES
+from executor.memory import Backend, CpuBackend
 from executor.reference import Reference
 from executor.source import WeightSource
 from planner.documents import (
@@ -85,6 +86,8 @@ class Measurement:
         Bandwidth to hold reads to.
     effort
         How long.
+    backend
+        Kind of device.
 
     Attributes
     ----------
@@ -97,6 +100,7 @@ class Measurement:
     tokens: Tokens
     paced_bytes_per_second: int | None = None
     effort: Effort = field(default_factory=Effort)
+    backend: Backend = field(default_factory=CpuBackend)
     samples: PassSamples = field(default_factory=PassSamples)
     copies: list[CopySample] = field(default_factory=list)
     pairs: list[tuple[Turn, Turn]] = field(default_factory=list)
@@ -208,7 +212,14 @@ class Measurement:
         # a bench and its runtime know each other: without this the arenas of all benches so far
         # would lie beside the new one until Python thinks of collecting
         gc.collect()
-        return Bench(self.source, plan, self.memory_bytes, self.tokens, self.paced_bytes_per_second)
+        return Bench(
+            self.source,
+            plan,
+            self.memory_bytes,
+            self.tokens,
+            self.paced_bytes_per_second,
+            self.backend,
+        )
 
     # --- documents ----------------------------------------------------------------------------
 
@@ -216,9 +227,14 @@ class Measurement:
         """The machine."""
         fit = fit_link(self.copies, self._tag)
         channel = Channel(
-            "disk", fit.bandwidth_bytes_per_second, fit.latency_ns, self.paced_bytes_per_second
+            self.backend.link,
+            fit.bandwidth_bytes_per_second,
+            fit.latency_ns,
+            self.paced_bytes_per_second,
         )
-        return describe_machine(self.source.checkpoint.folder, self.memory_bytes, channel)
+        return describe_machine(
+            self.source.checkpoint.folder, self.memory_bytes, channel, self.backend.processor
+        )
 
     def costs(self, hardware: Hardware) -> CostProfile:
         """How long everything takes."""

@@ -68,7 +68,7 @@ def alone_ns(costs: CostProfile, run: Observed, event: Event) -> int | None:
 
 def turns_of(costs: CostProfile, run: Observed) -> dict[str, tuple[Turn, Turn]]:
     """By phase, (as the curves say, as it was): sums over all operations of each kind."""
-    copies = [event for event in run.events if event.channel == "disk"]
+    copies = [event for event in run.events if event.channel != "compute"]
     found = {}
     for phase in ("prefill", "decode"):
         expected: defaultdict[str, float] = defaultdict(float)

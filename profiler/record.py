@@ -13,6 +13,7 @@ import torch
 
 from executor.device import DTYPES, Device
 from executor.generation import Generation
+from executor.memory import Backend
 from executor.source import WeightSource
 from planner.documents import Event, LayerPolicy, ModelSpec, Policy, Workload
 from planner.groups import CHUNK_BYTES
@@ -131,6 +132,7 @@ def record_routing(
     new_tokens: int = _NEW_TOKENS,
     most_seconds: float = 20.0,
     most_groups: int | None = None,
+    backend: Backend | None = None,
 ) -> Recording:
     """Run ``prompts`` and keep which experts each token chose, and the tokens generated.
 
@@ -148,6 +150,8 @@ def record_routing(
         No further pass is begun after this, once there is prefill and a few passes of decode.
     most_groups
         Prompts are run in groups; no more than so many.
+    backend
+        Kind of device; the CPU if not given.
 
     Raises
     ------
@@ -177,7 +181,7 @@ def record_routing(
         )
     policy, workload = found
     with torch.inference_mode():
-        device = Device(source, policy, workload, memory_bytes)
+        device = Device(source, policy, workload, memory_bytes, backend=backend)
     begun = time.monotonic()
     parts: list[TraceArrays] = []
     tokens: list[int] = []

@@ -188,6 +188,10 @@ class Adapter:
         width = both.shape[1] // 2
         return functional.silu(both[:, :width], inplace=True).mul_(both[:, width:])
 
+    def to(self, device: torch.device) -> None:
+        """Compute on ``device``: tables that come with no checkpoint lie there."""
+        self._rotary.to(device)
+
     # --- helpers ------------------------------------------------------------------------------
 
     def refuse(self, what: str) -> UnsupportedError:
@@ -282,7 +286,9 @@ class Adapter:
         if not self.needs_mask:
             return seen
         hide = torch.finfo(self.dtype).min
-        return torch.zeros(seen.shape, dtype=self.dtype).masked_fill_(~seen, hide)
+        return torch.zeros(seen.shape, dtype=self.dtype, device=seen.device).masked_fill_(
+            ~seen, hide
+        )
 
     def input_norm(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
         """Norm before attention."""

@@ -146,7 +146,11 @@ def profile(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT")],
     memory: Memory,
     out: Annotated[Path, typer.Option("--out", help="Folder for the profile.")],
-    device: Annotated[str, typer.Option("--device", help="cpu (cuda is not run yet).")] = "cpu",
+    device: Annotated[str, typer.Option("--device", help="What computes: cpu or cuda.")] = "cpu",
+    host_memory: Annotated[
+        str | None,
+        typer.Option("--host-memory", help="With cuda: keep the weights in so much host memory."),
+    ] = None,
     disk_bandwidth: Annotated[
         str | None,
         typer.Option("--disk-bandwidth", help="Slow the disk down to this, as in 1GB/s."),
@@ -168,7 +172,12 @@ def profile(
     memory_bytes = parse_size(memory, "--memory")
     pace = optional_bandwidth(disk_bandwidth, "--disk-bandwidth")
     if device not in ("cpu", "cuda"):
-        raise OptionError(f"--device {device!r} is unknown; choose cpu (cuda is not run yet)")
+        raise OptionError(f"--device {device!r} is unknown; choose cpu or cuda")
+    if host_memory is not None and device == "cpu":
+        raise OptionError(
+            "--host-memory keeps weights for a GPU: it needs --device cuda, or leave it out"
+        )
+    held = None if host_memory is None else parse_size(host_memory, "--host-memory")
     texts = read_prompts(prompts) if prompts is not None else None
     check_new_folder(out, "--out", [checkpoint, store, prompts])
     from profiler import profile_checkpoint
@@ -180,6 +189,7 @@ def profile(
             out,
             memory_bytes=memory_bytes,
             device=device,
+            host_memory_bytes=held,
             paced_bytes_per_second=pace,
             store=store,
             prompts=texts,

@@ -100,7 +100,7 @@ CHECKPOINT_CASES = [
     Case(
         "unknown device",
         lambda tiny, here: [*profile_of(tiny, here), "--device", "tpu"],
-        ("tpu", "cuda is not run yet"),
+        ("tpu", "cpu or cuda"),
     ),
     Case(
         "bandwidth without time",
