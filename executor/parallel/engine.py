@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +14,8 @@ from executor.parallel.buffer import Eviction
 from executor.parallel.group import RankGroup
 from executor.source import open_weights
 from executor.tokenizer import end_tokens
-from planner.documents import ExpertPlacement, ModelSpec
+from planner.balance_simulator import Links
+from planner.documents import Curve, ExpertPlacement, ModelSpec
 from planner.memory import aligned
 from solvers.errors import BudgetError, DocumentError, OptionError, UnsupportedError
 
@@ -218,24 +221,13 @@ class ParallelEngine(Closing):
             raise OptionError(
                 f"batches of {batch_size} sequences have no effect: a device gets at most {most}"
             )
-        if self._group is None:
-            self._group = RankGroup(devices)
-        sizes = {
-            "batch_size": batch_size or most,
-            "requests": most,
-            "prompt_tokens": max(map(len, prompts)),
-            "new_tokens": max_new_tokens,
-            "eviction": self._eviction,
-        }
-        layers = [asdict(layer) for layer in self.placement.layers]
-        common = {
-            "order": "load",
-            "checkpoint": str(self._checkpoint),
-            "store": self._store and str(self._store),
-            "placement": layers,
-        }
-        self._group.ask([{**common, "options": {**sizes, "slots": n}} for n in self.slots])
-        answers = self._group.ask(
+        group = self._load(
+            batch_size=batch_size or most,
+            requests=most,
+            prompt_tokens=max(map(len, prompts)),
+            new_tokens=max_new_tokens,
+        )
+        answers = group.ask(
             [
                 {
                     "order": "generate",
@@ -256,6 +248,49 @@ class ParallelEngine(Closing):
             tuple(RankReport(**answer["report"]) for answer in answers),
             tuple(tuple(answer["layers"]) for answer in answers) if record else (),
         )
+
+    def measure(self) -> tuple[Curve, Links]:
+        """What ``planner.balance_simulator`` needs to know of these processes.
+
+        Returns
+        -------
+        expert
+            Time of one expert against its rows, while the other ranks wait.
+        links
+            A third of the time of a layer's exchanges of next to no rows, with all that the
+            ranks do for them, and the bandwidth of one rank's rows.
+        """
+        group = self._load(batch_size=1, requests=1, prompt_tokens=1, new_tokens=1)
+        answers = group.ask([{"order": "measure"}] * self.placement.devices)
+        points = answers[0]["expert"]
+        rows, durations, spreads = zip(*points, strict=True)
+        curve = Curve(
+            rows,
+            # a few more rows may be measured faster, but do not take less
+            tuple(itertools.accumulate(durations, max)),
+            spreads,
+            (answers[0]["samples"],) * len(rows),
+            "measured",
+        )
+        (little, least, _), (much, most, _) = answers[0]["exchange"]
+        # rows go there and back; what one device keeps for itself has no speed
+        speed = 2e9 * (much - little) / max(most - least, 1) if much > little else math.inf
+        latency = max(least - 2e9 * little / speed, 0) // 3
+        return curve, Links(int(latency), speed, speed)
+
+    def _load(self, **sizes: int) -> RankGroup:
+        """Ranks that have loaded this placement, with buffers of these sizes."""
+        if self._group is None:
+            self._group = RankGroup(self.placement.devices)
+        order = {
+            "order": "load",
+            "checkpoint": str(self._checkpoint),
+            "store": self._store and str(self._store),
+            "placement": [asdict(layer) for layer in self.placement.layers],
+        }
+        options = {**sizes, "eviction": self._eviction}
+        self._group.ask([{**order, "options": {**options, "slots": n}} for n in self.slots])
+        return self._group
 
     def _check(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
         if not prompts:

@@ -15,6 +15,7 @@ from executor.device import Device
 from executor.operations import feed_expert, tile_of
 from executor.parallel.buffer import Eviction, ExpertBuffer
 from executor.parallel.exchange import Exchange, Segment, gather_counts
+from executor.parallel.measure import SAMPLES, exchange_curve, expert_curve
 from executor.schedule import Chunk
 from executor.source import WeightSource
 from executor.units import Unit
@@ -105,6 +106,7 @@ class Rank:
         ]
         self.buffer = ExpertBuffer(options.slots, options.eviction, self._read)
         self.exchange = Exchange(rank, placement)
+        self._placement = placement
         self._read_ns = self._compute_ns = 0
         self._layers: list[dict[str, Any]] = []
         self._recording = False
@@ -197,6 +199,23 @@ class Rank:
                 "memory_bytes": self._device.ledger.peak_bytes,
             },
         }
+
+    def measure(self) -> dict[str, Any]:
+        """Times of an expert (on rank 0, while the others wait) and of exchanges."""
+        model, device = self._model, self._device
+        layer = next(spec for spec in model.layers if spec.experts)
+        own = self._own(self._placement)
+        curve = []
+        with torch.inference_mode():
+            if self._rank == 0:
+                unit = own[0]
+                weights = device.expert(unit, self.buffer.use(unit))
+                curve = expert_curve(device.adapter, weights, model.hidden_size, device.dtype)
+            torch.distributed.barrier()
+            hidden, dtype = model.hidden_size, device.dtype
+            placed = self._placement[layer.index]
+            moved = exchange_curve(self._rank, placed, layer.top_k, hidden, dtype)
+            return {"expert": curve, "exchange": moved, "samples": SAMPLES}
 
     def _sums(self) -> dict[str, int]:
         return {

@@ -150,6 +150,8 @@ def _serve(orders: SimpleQueue[dict[str, Any]], answer: Answer) -> None:
                     )
                 }
             )
+        elif order["order"] == "measure" and loaded is not None:
+            answer({"done": loaded.measure()})
         else:
             raise ValueError(f"order {order['order']!r} cannot be carried out now")
 

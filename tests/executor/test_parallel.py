@@ -137,6 +137,15 @@ def test_fewer_prompts_than_devices(
     assert list(run.token_ids) == expected(EXAMPLE)[:1]
 
 
+def test_what_a_simulator_is_fed(group: RankGroup) -> None:
+    placement = placed(model_of(EXAMPLE), group.devices)
+    curve, links = ParallelEngine(EXAMPLE, placement, group=group).measure()
+    assert curve.source == "measured"
+    assert curve.rows[0] == 1
+    assert curve(256) > curve(1) > 0
+    assert links.latency_ns >= 0
+
+
 # --- failures -------------------------------------------------------------------------------------
 
 
