@@ -5,7 +5,7 @@ Importing it loads no torch; each rank's own process does.
 
 from __future__ import annotations
 
-from executor.parallel.engine import ParallelEngine, ParallelRun, RankReport
+from executor.parallel.engine import ParallelEngine, ParallelRun, RankReport, Rebalance
 from executor.parallel.group import RankGroup
 
-__all__ = ["ParallelEngine", "ParallelRun", "RankGroup", "RankReport"]
+__all__ = ["ParallelEngine", "ParallelRun", "RankGroup", "RankReport", "Rebalance"]

@@ -19,7 +19,7 @@ from planner.documents import Curve, ExpertPlacement, ModelSpec
 from planner.memory import aligned
 from solvers.errors import BudgetError, DocumentError, OptionError, UnsupportedError
 
-__all__ = ["ParallelEngine", "ParallelRun", "RankReport", "check_fits"]
+__all__ = ["ParallelEngine", "ParallelRun", "RankReport", "Rebalance", "check_fits"]
 
 _MOST_RANKS = 64
 
@@ -42,6 +42,8 @@ class RankReport:
         From the disk during the run.
     exchange_ns, expert_ns, read_ns
         Time in exchanges (waiting for slower ranks included), in experts, and in reading them.
+    swaps
+        Experts that were swapped between devices, on all of them.
     slots
         Experts that its buffer holds.
     exchange_peak_bytes
@@ -61,6 +63,7 @@ class RankReport:
     exchange_ns: int
     expert_ns: int
     read_ns: int
+    swaps: int
     slots: int
     exchange_peak_bytes: int
     memory_bytes: int
@@ -70,6 +73,19 @@ class RankReport:
         """Share of uses that found their expert in the buffer; None where none was used."""
         uses = self.hits + self.misses
         return self.hits / uses if uses else None
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalance:
+    """When to look, every so many passes, and what a swap is weighed by.
+
+    ``row_ns``, ``copy_ns``: time of a row in an expert and of reading an expert; None: measured as
+    the run goes.
+    """
+
+    every: int
+    row_ns: float | None = None
+    copy_ns: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +205,7 @@ class ParallelEngine(Closing):
         *,
         batch_size: int | None = None,
         record: bool = False,
+        rebalance: Rebalance | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> ParallelRun:
         """Greedy continuation of each prompt; prompt i runs on device i mod devices.
@@ -203,6 +220,8 @@ class ParallelEngine(Closing):
             Sequences that one device runs at a time; None: all of its own.
         record
             Keep counts and times of each layer.
+        rebalance
+            Swap experts between passes where that pays; None: they stay.
         progress
             Called with passes done and at most to come.
 
@@ -221,6 +240,12 @@ class ParallelEngine(Closing):
             raise OptionError(
                 f"batches of {batch_size} sequences have no effect: a device gets at most {most}"
             )
+        passes = -(-most // (batch_size or most)) * max_new_tokens
+        if rebalance is not None and (devices == 1 or rebalance.every >= passes):
+            raise OptionError(
+                f"rebalancing after {rebalance.every} passes has no effect: the run takes at most "
+                f"{passes}, on {devices} device{'s' if devices > 1 else ''}"
+            )
         group = self._load(
             batch_size=batch_size or most,
             requests=most,
@@ -235,6 +260,7 @@ class ParallelEngine(Closing):
                     "limit": max_new_tokens,
                     "end_tokens": sorted(self._end_tokens),
                     "record": record,
+                    "rebalance": None if rebalance is None else asdict(rebalance),
                 }
                 for share in shares
             ],

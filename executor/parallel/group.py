@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
@@ -59,28 +58,33 @@ class RankGroup(Closing):
     def __init__(self, devices: int, *, timeout_seconds: float = 120.0) -> None:
         self.devices = devices
         self.processes: tuple[int, ...] = ()
-        self._folder = Path(tempfile.mkdtemp(prefix="moeplan-ranks-"))
-        self._log = self._folder / "log"
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (``close`` does)
         self._orders: list[int] = []
         # answers of each rank, and behind them what the first process tells
         self._answers: list[int] = []
         self._partial = [b""] * (devices + 1)
         self._codes: dict[int, int] = {}
-        self._first = self._start()
         try:
-            cores = len(os.sched_getaffinity(0))
-            self.ask(
-                [
-                    {
-                        "rank": rank,
-                        "devices": devices,
-                        "meeting": str(self._folder / "meeting"),
-                        "timeout_seconds": timeout_seconds,
-                        "threads": max(cores // devices, 1),
-                    }
-                    for rank in range(devices)
-                ]
-            )
+            self._first = self._start()
+        except OSError as error:
+            self._let_go()
+            raise RunError(f"{devices} processes cannot be started: {error.strerror}") from error
+        cores = len(os.sched_getaffinity(0))
+        try:
+            # they meet there once
+            with tempfile.TemporaryDirectory(prefix="moeplan-ranks-") as folder:
+                self.ask(
+                    [
+                        {
+                            "rank": rank,
+                            "devices": devices,
+                            "meeting": str(Path(folder) / "meeting"),
+                            "timeout_seconds": timeout_seconds,
+                            "threads": max(cores // devices, 1),
+                        }
+                        for rank in range(devices)
+                    ]
+                )
         except BaseException:
             self.close()
             raise
@@ -104,21 +108,19 @@ class RankGroup(Closing):
             self._answers.append(mine)
             theirs += [orders, answers]
         try:
-            with open(self._log, "wb") as log:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "executor.parallel.worker", *map(str, theirs)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    env=environment,
-                    pass_fds=theirs,
-                    # a group of their own: an interrupt is for us, and all are ended at once
-                    start_new_session=True,
-                )
+            return subprocess.Popen(
+                [sys.executable, "-m", "executor.parallel.worker", *map(str, theirs)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                env=environment,
+                pass_fds=theirs,
+                # a group of their own: an interrupt is for us, and all are ended at once
+                start_new_session=True,
+            )
         finally:
             for end in theirs:
                 os.close(end)
-        return process
 
     def ask(
         self,
@@ -194,7 +196,8 @@ class RankGroup(Closing):
 
     def _cause(self, failed: dict[int, dict[str, Any]]) -> Exception:
         """The first cause; ends all ranks."""
-        log = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        self._log.seek(0)
+        log = self._log.read().decode(errors="replace").strip().splitlines()
         last = log[-1] if log else "it said nothing"
         alone = self._first.poll()
         self.close()
@@ -237,9 +240,13 @@ class RankGroup(Closing):
         for pipe in (self._first.stdin, self._first.stdout):
             if pipe is not None:
                 pipe.close()
-        while self._answers:
-            os.close(self._answers.pop())
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for pipe in (*self._orders, *self._answers):
+            os.close(pipe)
+        self._orders, self._answers = [], []
+        self._log.close()
 
     def _signal(self, number: int) -> None:
         # while the group's first process is not reaped, the group is ours

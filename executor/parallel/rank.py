@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from executor.operations import feed_expert, tile_of
 from executor.parallel.buffer import Eviction, ExpertBuffer
 from executor.parallel.exchange import Exchange, Segment, gather_counts
 from executor.parallel.measure import SAMPLES, exchange_curve, expert_curve
+from executor.parallel.rebalance import Rebalancer
 from executor.schedule import Chunk
 from executor.source import WeightSource
 from executor.units import Unit
@@ -107,9 +108,10 @@ class Rank:
         self.buffer = ExpertBuffer(options.slots, options.eviction, self._read)
         self.exchange = Exchange(rank, placement)
         self._placement = placement
-        self._read_ns = self._compute_ns = 0
+        self._read_ns = self._reads = self._compute_ns = 0
         self._layers: list[dict[str, Any]] = []
         self._recording = False
+        self._rebalancer: Rebalancer | None = None
         self._preload(placement)
 
     def _own(self, placement: Placement) -> list[Unit]:
@@ -131,6 +133,7 @@ class Rank:
         size = self._device.units.sizes[unit]
         self._device.copy(Chunk(unit, slot, 0, size, "expert", 0, True))
         self._read_ns += time.perf_counter_ns() - started
+        self._reads += 1
 
     # --- running ------------------------------------------------------------------------------
 
@@ -142,6 +145,7 @@ class Rank:
         progress: Callable[[int, int], None],
         *,
         record: bool = False,
+        rebalance: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Greedy continuation of this rank's prompts, in step with all ranks.
 
@@ -157,10 +161,16 @@ class Rank:
             Called after each pass with passes done and at most to come.
         record
             Keep counts and times of each layer.
+        rebalance
+            Options of ``Rebalancer``; None: experts stay where they are.
         """
         size = self._options.batch_size
         groups = -(-int(gather_counts(np.array([len(prompts)])).max()) // size)
         self._recording, self._layers = record, []
+        self._rebalancer = None
+        if rebalance is not None:
+            devices = self.exchange.devices
+            self._rebalancer = Rebalancer(self._rank, devices, self._placement, **rebalance)
         before = self._sums()
         started = time.perf_counter_ns()
         results: list[list[int]] = [[] for _ in prompts]
@@ -185,6 +195,7 @@ class Rank:
                             fresh[index] = [token]
                     passes += 1
                     progress(group * limit + step + 1, groups * limit)
+                    self._rebalance((groups - group) * limit - step - 1)
         after = self._sums()
         return {
             "token_ids": results,
@@ -194,11 +205,25 @@ class Rank:
                 "wall_ns": time.perf_counter_ns() - started,
                 "passes": passes,
                 **{name: after[name] - before[name] for name in after},
+                "swaps": self._rebalancer.swaps if self._rebalancer else 0,
                 "slots": self._options.slots,
                 "exchange_peak_bytes": self.exchange.peak_bytes,
                 "memory_bytes": self._device.ledger.peak_bytes,
             },
         }
+
+    def _rebalance(self, passes_left: int) -> None:
+        """Between two passes nothing is on its way, and keys and values stay where they are."""
+        if self._rebalancer is None:
+            return
+        rows = self.exchange.rows_computed
+        found = self._rebalancer.look(
+            passes_left, self._compute_ns, rows, self._read_ns, self._reads
+        )
+        if found is not None:
+            self._placement = found
+            self.exchange.replace(found)
+            self._preload(found)
 
     def measure(self) -> dict[str, Any]:
         """Times of an expert (on rank 0, while the others wait) and of exchanges."""
@@ -271,6 +296,8 @@ class Rank:
             self._compute(layer, segments, rows, results)
 
         found = self.exchange.run(layer, normed, chosen.numpy(), compute, spec.experts)
+        if self._rebalancer is not None:
+            self._rebalancer.saw(layer, self.exchange.counts.sum(axis=0))
         if self._recording:
             self._layers.append(
                 {

@@ -147,6 +147,7 @@ def _serve(orders: SimpleQueue[dict[str, Any]], answer: Answer) -> None:
                         frozenset(order["end_tokens"]),
                         lambda done, total: answer({"progress": [done, total]}),
                         record=order["record"],
+                        rebalance=order["rebalance"],
                     )
                 }
             )

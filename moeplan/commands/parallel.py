@@ -54,6 +54,14 @@ def parallel(
             "--batch-size", min=1, help="Sequences that a device runs at a time (all its own)."
         ),
     ] = None,
+    rebalance: Annotated[
+        int | None,
+        typer.Option(
+            "--rebalance",
+            min=1,
+            help="Every so many passes, swap experts between devices where that pays (never).",
+        ),
+    ] = None,
     store: Annotated[
         Path | None, typer.Option("--store", help="A packed store to read weights from.")
     ] = None,
@@ -61,7 +69,7 @@ def parallel(
     as_json: Json = False,
 ) -> None:
     """Run prompts on several devices (processes of this machine), experts as placed."""
-    from executor.parallel import ParallelEngine
+    from executor.parallel import ParallelEngine, Rebalance
     from executor.tokenizer import load_tokenizer
 
     reporter = reporter_of(ctx)
@@ -86,7 +94,13 @@ def parallel(
         else:
             tokens.append(one)
     with engine, reporter.steps("run") as progress:
-        run = engine.generate(tokens, max_new_tokens, batch_size=batch_size, progress=progress)
+        run = engine.generate(
+            tokens,
+            max_new_tokens,
+            batch_size=batch_size,
+            rebalance=None if rebalance is None else Rebalance(rebalance),
+            progress=progress,
+        )
     try:
         decode = load_tokenizer(checkpoint).decode
     except CheckpointError:
@@ -109,12 +123,15 @@ def parallel(
             "cores: nothing is gained by it here."
         )
     )
+    if rebalance is not None:
+        reporter.show(Text(f"{run.ranks[0].swaps} swaps of experts between devices paid."))
     reporter.result(
         {
             "devices": document.devices,
             "requests": len(lines),
             "new_tokens": new,
             "wall_ns": run.wall_ns,
+            "swaps": run.ranks[0].swaps,
             "tokens_per_second": speed,
             "ranks": [{**plain(rank), "hit_rate": rank.hit_rate} for rank in run.ranks],
             "outputs": lines if out is None else str(out),

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor import open_weights
-from executor.parallel import ParallelEngine, RankGroup
+from executor.parallel import ParallelEngine, RankGroup, Rebalance
 from executor.parallel.buffer import ExpertBuffer
 from executor.parallel.engine import check_fits
 from executor.parallel.split import LayerSplit, copy_table
@@ -137,6 +137,23 @@ def test_fewer_prompts_than_devices(
     assert list(run.token_ids) == expected(EXAMPLE)[:1]
 
 
+@pytest.mark.parametrize("memory", [None, 2 << 20])
+def test_experts_move_between_passes_and_no_token_changes(
+    memory: int | None, group: RankGroup, expected: Callable[[Path], list[tuple[int, ...]]]
+) -> None:
+    placement = placed(model_of(EXAMPLE), group.devices, replicas=2)
+    engine = ParallelEngine(EXAMPLE, placement, memory_bytes=memory, group=group)
+    # rows cost something and copies nothing: whatever evens the load out is done
+    run = engine.generate(PROMPTS, NEW_TOKENS, rebalance=Rebalance(2, row_ns=1.0, copy_ns=0.0))
+    assert list(run.token_ids) == expected(EXAMPLE)
+    assert run.ranks[0].swaps > 0
+    assert len({rank.swaps for rank in run.ranks}) == 1
+    # rows cost nothing: nothing moves
+    run = engine.generate(PROMPTS, NEW_TOKENS, rebalance=Rebalance(2, row_ns=0.0, copy_ns=1.0))
+    assert list(run.token_ids) == expected(EXAMPLE)
+    assert run.ranks[0].swaps == 0
+
+
 def test_what_a_simulator_is_fed(group: RankGroup) -> None:
     placement = placed(model_of(EXAMPLE), group.devices)
     curve, links = ParallelEngine(EXAMPLE, placement, group=group).measure()
@@ -179,6 +196,17 @@ def test_a_rank_that_dies_or_hangs_ends_the_others(group: RankGroup) -> None:
     assert not any(map(alive, group.processes))
 
 
+def test_processes_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("subprocess.Popen", fail)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(RunError, match="3 processes cannot be started: Resource"):
+        RankGroup(3)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 # --- what is refused ------------------------------------------------------------------------------
 
 
@@ -198,6 +226,8 @@ def test_what_does_not_fit_is_refused(checkpoint_of: Callable[..., Path]) -> Non
     with pytest.raises(UnsupportedError, match="at most 64"):
         ParallelEngine(EXAMPLE, placed(model, 65))
     engine = ParallelEngine(EXAMPLE, placement)
+    with pytest.raises(OptionError, match="at most 2, on 2 devices"):
+        engine.generate([[1]], 2, rebalance=Rebalance(2))
     for prompts, tokens, batch, words in (
         ([], 1, None, "no prompt"),
         ([[]], 1, None, "prompt 1 is empty"),

@@ -31,7 +31,7 @@ def test_outputs_and_what_each_device_did(
     prompts, out = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
     prompts.write_text("import os\nclass Node:\n")
     arguments = ["--placement", str(placement), "--prompts", str(prompts), "--max-new-tokens", "4"]
-    arguments += ["--memory", "2MiB", "--out", str(out), "--json"]
+    arguments += ["--memory", "2MiB", "--rebalance", "2", "--out", str(out), "--json"]
     assert cli.main(["parallel", str(EXAMPLE), *arguments]) == 0
     said = json.loads(capsys.readouterr().out)
     lines = [json.loads(line) for line in out.read_text().splitlines()]
@@ -49,6 +49,7 @@ def test_outputs_and_what_each_device_did(
         (["--eviction", "lru"], "--eviction has no effect"),
         (["--memory", "1KiB"], "smallest memory that works"),
         (["--batch-size", "9"], "have no effect"),
+        (["--rebalance", "4"], "rebalancing after 4 passes has no effect"),
         (["--max-new-tokens", "2000"], "context of 1024"),
         (["--out", "{placement}"], "is one of the inputs"),
         (["--placement", "{prompts}"], "prompts.jsonl"),
