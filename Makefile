@@ -47,7 +47,7 @@ $(RUN_STAMP):
 	  || { echo "python3 -m venv does not work here: install Debian's python3-venv" >&2; exit 2; }
 	@echo "Installing into $(VENV): takes a minute or two."
 	$(INSTALL) torch==2.13.0
-	$(INSTALL) -e '.[run]'
+	$(INSTALL) -e '.[run,plots]'
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 

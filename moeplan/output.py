@@ -171,7 +171,7 @@ class SearchSteps:
         gap = ""
         if bound is not None and objective > 0:
             # the final gap is on other sequences, and of the n and b that are chosen
-            gap = f", gap on fitted sequences {100 * (objective - bound) / objective:.1f}%"
+            gap = f", gap {100 * (objective - bound) / objective:.1f}% on fitted sequences; time used:"
         self._steps(spent_ms, self._limit_ms, f"{name}{gap}")
 
 

@@ -57,9 +57,11 @@ class Price:
     added
         How much more: bytes, or bytes a second.
     bound_before, bound_after
-        The relaxation's optimum without and with it.
-    replanned
-        The objective of a new plan with it.
+        The relaxation's optimum without and with it, for the plan's n and b.
+    base
+        The best objective without it: the plan's, or that of as long a new search.
+    replanned, n_batches, batch_size
+        The objective of a new plan with it, and its n and b.
     slope
         The relaxation's shadow price: objective saved for each byte; None for bandwidth, which is
         no row of the program.
@@ -68,7 +70,10 @@ class Price:
     added: float
     bound_before: float
     bound_after: float
+    base: float
     replanned: float
+    n_batches: int
+    batch_size: int
     slope: float | None
 
 
@@ -167,9 +172,11 @@ def explain(
     memory_price = bandwidth_price = prefetching = None
     if timed:
         progress(2, 5, "more memory")
-        memory_price = _memory_price(plan, profile, candidate, time_limit_seconds)
+        again = _replan(plan, profile, account.capacity_bytes, time_limit_seconds)
+        base = min(plan.objective, again.objective)
+        memory_price = _memory_price(plan, profile, candidate, base, time_limit_seconds)
         progress(3, 5, "more bandwidth")
-        bandwidth_price = _bandwidth_price(plan, profile, candidate, time_limit_seconds)
+        bandwidth_price = _bandwidth_price(plan, profile, candidate, base, time_limit_seconds)
         progress(4, 5, "prefetching")
         prefetching = _prefetching(plan, candidate, problem, schedule)
     return Explanation(
@@ -234,7 +241,7 @@ def _bound(candidate: Candidate, problem: Problem) -> float | None:
 
 
 def _memory_price(
-    plan: Plan, profile: Profile, candidate: Candidate, seconds: float
+    plan: Plan, profile: Profile, candidate: Candidate, base: float, seconds: float
 ) -> Price | None:
     problem = candidate.problem("judge")
     relaxed = relax(problem)
@@ -246,11 +253,11 @@ def _memory_price(
     again = _replan(plan, profile, plan.memory["device"].capacity_bytes + added, seconds)
     per = candidate.value("judge", 1 << 40) / (1 << 40)
     before = candidate.value("judge", relaxed.bound.value_ns)
-    return Price(added, before, after, again.objective, relaxed.saved_ns_per_byte * per)
+    return _price(added, before, after, base, again, relaxed.saved_ns_per_byte * per)
 
 
 def _bandwidth_price(
-    plan: Plan, profile: Profile, candidate: Candidate, seconds: float
+    plan: Plan, profile: Profile, candidate: Candidate, base: float, seconds: float
 ) -> Price | None:
     hardware = _faster(profile.hardware)
     faster = dataclasses.replace(profile, hardware=hardware)
@@ -270,7 +277,15 @@ def _bandwidth_price(
     again = _replan(plan, faster, plan.memory["device"].capacity_bytes, seconds)
     link = candidate.encoding.link
     own = link.paced_bytes_per_second or link.bandwidth_bytes_per_second.value
-    return Price(own * MORE, before, after, again.objective, None)
+    return _price(own * MORE, before, after, base, again, None)
+
+
+def _price(
+    added: float, before: float, after: float, base: float, again: Plan, slope: float | None
+) -> Price:
+    policy = again.policy
+    n, b = policy.n_batches, policy.batch_size
+    return Price(added, before, after, base, again.objective, n, b, slope)
 
 
 def _faster(hardware: Hardware) -> Hardware:

@@ -71,16 +71,15 @@ def _group(plan: Plan, found: Explanation) -> str:
         f"Why n = {policy.n_batches} batches of {policy.batch_size}: one copy serves {own} of "
         f"{work.requests} requests."
     )
-    at = next((one.objective for one in found.groups if one.sequences == own), None)
     for point in found.groups:
         if point.sequences != own:
-            text += " " + _neighbour(plan, point, own, at)
+            text += " " + _neighbour(plan, point)
     if own == work.requests:
         text += " There are no more requests to share it."
     return text
 
 
-def _neighbour(plan: Plan, point: GroupPoint, own: int, at: float | None) -> str:
+def _neighbour(plan: Plan, point: GroupPoint) -> str:
     size = f"Groups of {point.sequences} ({point.n_batches} x {point.batch_size})"
     if not point.fits:
         budget = plan.memory["device"].capacity_bytes
@@ -88,13 +87,14 @@ def _neighbour(plan: Plan, point: GroupPoint, own: int, at: float | None) -> str
             f"{size} do not fit: they need {human_bytes(point.needed_bytes)} at least, of "
             f"{human_bytes(budget)}."
         )
-    if point.objective is None or at is None or at <= 0:
+    if point.objective is None or plan.objective <= 0:
         return f"{size} would fit."
-    # both were solved by themselves for as long, so that like is compared with like
-    change = point.objective / at - 1
-    way = "worse" if change >= 0 else "better"
-    same = f"{size} are {abs(change):.1%} {way}: {objective_words(plan, point.objective)} where "
-    return same + f"groups of {own} take {objective_words(plan, at)}."
+    change = point.objective / plan.objective - 1
+    way = "more" if change >= 0 else "less"
+    return (
+        f"{size}: the best that a short search finds takes "
+        f"{objective_words(plan, point.objective)}, {abs(change):.1%} {way} than this plan."
+    )
 
 
 def _unit(unit: Unit) -> str:
@@ -167,20 +167,27 @@ def _bandwidth(plan: Plan, price: Price | None) -> str:
         return "What faster copies would buy: no prices are known for this objective."
     per = (price.bound_before - price.bound_after) / price.added * 1e9
     return (
-        f"What faster copies would buy: by the relaxation one more GB/s saves at most "
-        f"{objective_words(plan, per)} at the present rate. A tenth more "
+        f"What faster copies would buy: by the relaxation one more GB/s saves "
+        f"{objective_words(plan, per) if per > 0 else 'nothing'} with this n and b at the present "
+        "rate. A tenth more "
         f"({price.added / 1e9:.2f} GB/s): {_checked(plan, price)}"
     )
 
 
 def _checked(plan: Plan, price: Price) -> str:
-    """The relaxation's answer, and a new plan's."""
+    """The relaxation's answer, and a new plan's, beside what as long a search finds without it."""
     promised = 1 - price.bound_after / price.bound_before if price.bound_before > 0 else 0.0
-    real = 1 - price.replanned / plan.objective if plan.objective > 0 else 0.0
-    text = f"the bound falls by {promised:.1%}, and a new search finds "
+    real = 1 - price.replanned / price.base if price.base > 0 else 0.0
+    text = f"the bound for this n and b falls by {promised:.1%}, and a new search finds "
     if real <= 0:
-        return f"{text}nothing better than this plan, which is as valid with it."
-    return f"{text}{objective_words(plan, price.replanned)}, {real:.1%} less than this plan's."
+        return f"{text}nothing better than without it."
+    text += (
+        f"{objective_words(plan, price.replanned)} (n x b = {price.n_batches} x "
+        f"{price.batch_size}), {real:.1%} less than "
+    )
+    if price.base < plan.objective:
+        return f"{text}the {objective_words(plan, price.base)} that it finds without."
+    return f"{text}this plan's."
 
 
 def _prefetching(plan: Plan, found: Explanation) -> str:

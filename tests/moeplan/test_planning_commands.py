@@ -137,6 +137,7 @@ def test_the_words_follow_from_the_numbers(plan: Plan) -> None:
     # the hand-made plan: 4 requests in one group of 2 x 2, 5 ms a token
     kept = Unit("expert", 0, 1, 0.5, 1 << 20, 2e-3)
     left = Unit("dense", 1, -1, 1.0, 1 << 20, 1e-3)
+    memory_price = Price(100_000, 4.8e6, 4.56e6, 5e6, 4.5e6, 2, 2, 1e-3)
     found = Explanation(
         groups=(
             GroupPoint(2, 1, 2, 6e6, 500_000, True),
@@ -151,14 +152,14 @@ def test_the_words_follow_from_the_numbers(plan: Plan) -> None:
         binds="copies",
         memory={"dense": 300_000, "slots": 300_000, "experts": 100_000, "kv": 90_000},
         spare_bytes=210_000,
-        memory_price=Price(100_000, 4.8e6, 4.56e6, 4.5e6, 1e-3),
-        bandwidth_price=Price(1e8, 4.8e6, 4.32e6, 5.5e6, None),
+        memory_price=memory_price,
+        bandwidth_price=Price(1e8, 4.8e6, 4.32e6, 5e6, 5.5e6, 2, 2, None),
         prefetching=Prefetching(2, 5e6, 6e6, 0.25),
     )
     group, residents, binds, memory, bandwidth, prefetching = sentences(plan, found)
     assert "one copy serves 4 of 4 requests" in group
     # 6 / 5 ms
-    assert "Groups of 2 (2 x 1) are 20.0% worse: 6 ms a token where groups of 4 take 5 ms" in group
+    assert "short search finds takes 6 ms a token, 20.0% more than this plan" in group
     assert "There are no more requests" in group
     # 2e-3 ns a byte x 2^20 bytes = 2,097 ns
     assert "expert 1 of layer 0, which 50% of passes need (2,097 ns" in residents
@@ -168,13 +169,16 @@ def test_the_words_follow_from_the_numbers(plan: Plan) -> None:
     assert "the copy channel binds. Compute is busy 40% of the time, the channel 95%" in binds
     # 1e-3 ns a byte x 2^30 bytes = 1.07 ms; 4.56 / 4.8 = 0.95; 4.5 / 5 = 0.9
     assert "one more GiB saves 1.07 ms a token" in memory
-    assert "the bound falls by 5.0%" in memory
-    assert "4.5 ms a token, 10.0% less than this plan's" in memory
+    assert "the bound for this n and b falls by 5.0%" in memory
+    assert "4.5 ms a token (n x b = 2 x 2), 10.0% less than this plan's" in memory
     # 0.48 ms for 0.1 GB/s: 4.8 ms for one more; a new plan of 5.5 ms is worse than this one
-    assert "one more GB/s saves at most 4.8 ms a token" in bandwidth
-    assert "the bound falls by 10.0%, and a new search finds nothing better" in bandwidth
+    assert "one more GB/s saves 4.8 ms a token with this n and b" in bandwidth
+    assert "falls by 10.0%, and a new search finds nothing better" in bandwidth
     assert "without that the same plan takes 6 ms a token, 20.0% more" in prefetching
     assert "25.0% are prefetched in vain" in prefetching
+    # a new search without more memory finds 4.8 ms, so more memory takes only 0.3 ms of it
+    again = replace(found, memory_price=replace(memory_price, base=4.8e6))
+    assert "6.2% less than the 4.8 ms a token that it finds without" in sentences(plan, again)[3]
     assert "do not fit: they need" not in group
     tight = replace(found, groups=(replace(found.groups[0], fits=False), found.groups[1]))
     assert "do not fit: they need 488.3 KiB at least, of 976.6 KiB" in sentences(plan, tight)[0]
