@@ -314,6 +314,22 @@ def everything_resident(model: ModelSpec, **changes: Any) -> Policy:
     )
 
 
+def greedy(checkpoint: Path, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
+    """What transformers generates, prompt by prompt (so without any padding)."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
+    results = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        whole = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=new_tokens,
+            do_sample=False,
+        )
+        results.append(whole[0, len(prompt) :].tolist())
+    return results
+
+
 @pytest.fixture(scope="session")
 def helpers() -> Any:
     """The functions above, for test modules (which cannot import this file)."""
@@ -322,5 +338,6 @@ def helpers() -> Any:
         plan = staticmethod(make_plan)
         resident = staticmethod(everything_resident)
         write_checkpoint = staticmethod(write_checkpoint)
+        greedy = staticmethod(greedy)
 
     return Helpers

@@ -7,12 +7,12 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -80,26 +80,9 @@ PROMPTS = [[5, 9, 11, 200, 7], [100], [30, 31, 32], [7] * 9, [150, 151], [55, 66
 
 
 @pytest.fixture(scope="module")
-def expected() -> Callable[[Path], list[tuple[int, ...]]]:
-    """What transformers generates, prompt by prompt."""
-    known: dict[Path, list[tuple[int, ...]]] = {}
-
-    def make(checkpoint: Path) -> list[tuple[int, ...]]:
-        if checkpoint not in known:
-            model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
-            known[checkpoint] = []
-            for prompt in PROMPTS:
-                ids = torch.tensor([prompt])
-                whole = model.generate(
-                    ids,
-                    attention_mask=torch.ones_like(ids),
-                    max_new_tokens=NEW_TOKENS,
-                    do_sample=False,
-                )
-                known[checkpoint].append(tuple(whole[0, len(prompt) :].tolist()))
-        return known[checkpoint]
-
-    return make
+def expected(helpers: Any) -> Callable[[Path], list[tuple[int, ...]]]:
+    """What transformers generates."""
+    return cache(lambda folder: list(map(tuple, helpers.greedy(folder, PROMPTS, NEW_TOKENS))))
 
 
 @pytest.mark.parametrize("family", ["example", "mixtral", "qwen3_moe", "deepseek_v3"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,26 +30,9 @@ def prompts_of(vocabulary: int, count: int = 16, longest: int = 24) -> list[list
 
 
 @pytest.fixture(scope="module")
-def expected(checkpoint_of: Callable[..., Path]) -> Callable[[str], list[list[int]]]:
-    """What transformers generates, prompt by prompt (so without any padding)."""
-    known: dict[str, list[list[int]]] = {}
-
-    def make(family: str) -> list[list[int]]:
-        if family not in known:
-            model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint_of(family))
-            known[family] = []
-            for prompt in prompts_of(211):
-                ids = torch.tensor([prompt])
-                whole = model.generate(
-                    ids,
-                    attention_mask=torch.ones_like(ids),
-                    max_new_tokens=NEW_TOKENS,
-                    do_sample=False,
-                )
-                known[family].append(whole[0, len(prompt) :].tolist())
-        return known[family]
-
-    return make
+def expected(checkpoint_of: Callable[..., Path], helpers: Any) -> Callable[[str], list[list[int]]]:
+    """What transformers generates."""
+    return cache(lambda family: helpers.greedy(checkpoint_of(family), prompts_of(211), NEW_TOKENS))
 
 
 def streaming(model: ModelSpec, base: Policy, prefetch: int, resident: int) -> Policy:
