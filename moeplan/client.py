@@ -28,6 +28,7 @@ from planner.documents import (
     parse_document,
     to_json,
 )
+from planner.documents.base import SEAL
 from planner.profiles import Profile
 from planner.routing import trace_bytes
 from solvers.errors import DocumentError, OptionError, RunError
@@ -35,8 +36,6 @@ from solvers.errors import DocumentError, OptionError, RunError
 __all__ = ["Client", "JobStatus"]
 
 D = TypeVar("D", bound=Document)
-
-_SEAL = "content_hash"
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +244,7 @@ class Client:
 
     def _document(self, cls: type[D], path: str, digest: str | None) -> D:
         body = self._json("GET", path)
-        body.pop(_SEAL, None)
+        body.pop(SEAL, None)
         document = parse_document(cls, body, f"{self.url}{path}")
         if document_hash(document) != digest:
             raise DocumentError(f"{self.url}{path}: not the document of this hash")

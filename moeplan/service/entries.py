@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from moeplan.commands.common import plain, plan_summary
 from moeplan.service.store import Store
 from moeplan.service.store.documents import Entry
+from moeplan.words import explain_plan
 from planner.documents import (
     CostProfile,
     Document,
@@ -109,6 +110,8 @@ def plan_entry(plan: Plan, profile: Profile, profile_hash: str) -> Entry:
         "model": profile.model.name,
         "hardware": profile.hardware.name,
         "profile": profile_hash,
+        # kept, so that reading them does not take parsing the plan
+        "words": explain_plan(plan, profile.model),
     }
     return entry_of(plan, name, summary)
 

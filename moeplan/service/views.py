@@ -73,7 +73,7 @@ class DocumentView(BaseModel):
             hash=kept.hash,
             kind=kept.kind,
             name=kept.name,
-            summary=kept.summary,
+            summary={name: value for name, value in kept.summary.items() if name != "words"},
             size_bytes=kept.size_bytes,
             created_at=kept.created_at,
             href=href(kept.kind, kept.hash),

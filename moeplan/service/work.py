@@ -21,7 +21,6 @@ from planner.check import check_plan
 from planner.compare import compare
 from planner.documents import ModelSpec, Plan, Workload
 from planner.explain import explain
-from planner.placement import Cluster, expert_room, largest_expert, place, scenes_of
 from planner.routing_sources import trace_source
 from planner.solve import make_plan
 from solvers.errors import InputError, OptionError
@@ -132,6 +131,9 @@ def _explain(store: Store, inputs: dict[str, Any], tell: Telling) -> Made:
 
 
 def _place(store: Store, inputs: dict[str, Any], tell: Telling) -> Made:
+    # loads OR-Tools, which other jobs may not need
+    from planner.placement import Cluster, expert_room, largest_expert, place, scenes_of
+
     trace, arrays = kept_trace(store, inputs["routing"])
     source = trace_source(trace, arrays, "routing")
     cluster = Cluster(

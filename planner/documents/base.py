@@ -19,9 +19,11 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from planner.files import object_once, read_regular
 from solvers.errors import DocumentError
 
 __all__ = [
+    "SEAL",
     "STRICT",
     "Bytes",
     "Count",
@@ -113,7 +115,8 @@ D = TypeVar("D", bound=Document)
 _MOST_BYTES = 256 << 20
 """No document is larger: a device or a wrong file is not read without end."""
 
-_SEAL = "content_hash"
+SEAL = "content_hash"
+"""The key of a sealed document's own hash in its file."""
 
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {}
 
@@ -205,15 +208,6 @@ def _texts(value: Any, place: tuple[str | int, ...]) -> Iterator[tuple[tuple[str
             yield from _texts(inner, (*place, index))
 
 
-def _object_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; a key that stands twice is refused, since one of its values would be lost."""
-    body = dict(pairs)
-    if len(body) != len(pairs):
-        twice = next(key for key in body if sum(key == other for other, _ in pairs) > 1)
-        raise ValueError(f"the key {twice!r} stands twice in one object")
-    return body
-
-
 def load_document(cls: type[D], path: Path) -> D:
     """Read and validate one document.
 
@@ -233,30 +227,25 @@ def load_with_seal(cls: type[D], path: Path) -> tuple[D, str | None]:
     """As ``load_document``, with what is wrong with the seal instead of a refusal; None where it
     holds or there is none."""
     value = _load_json(cls, path)
-    seal = value.pop(_SEAL, None) if cls.sealed and isinstance(value, dict) else None
+    seal = value.pop(SEAL, None) if cls.sealed and isinstance(value, dict) else None
     document = parse_document(cls, value, str(path))
     # as it is written, so that a key that later versions add is no edit; or as it is read
     if not cls.sealed or seal in (_sha256(value), document_hash(document)):
         return document, None
     if seal is None:
-        return document, f"has no {_SEAL}, without which edits do not show; make it again"
+        return document, f"has no {SEAL}, without which edits do not show; make it again"
     again = "plan again" if cls.kind == "plan" else "run again"
     return document, f"was edited by hand after it was made: {again}"
 
 
 def _load_json(cls: type[Document], path: Path) -> Any:
+    data = read_regular(path, f"{cls.kind} document", _MOST_BYTES)
     try:
-        with open(path, "rb") as file:
-            data = file.read(_MOST_BYTES + 1)
-        if len(data) > _MOST_BYTES:
-            raise DocumentError(f"{path}: larger than any {cls.kind} document can be")
         text = data.decode()
-    except FileNotFoundError:
-        raise DocumentError(f"{path}: no such file; a {cls.kind} document was expected") from None
-    except (OSError, ValueError) as error:  # also a path with a NUL, and what is not UTF-8
+    except ValueError as error:
         raise DocumentError(f"{path}: cannot be read: {error}") from error
     try:
-        return json.loads(text, object_pairs_hook=_object_once)
+        return json.loads(text, object_pairs_hook=object_once)
     except (ValueError, RecursionError) as error:  # also integers of over 4,300 digits
         raise DocumentError(f"{path}: not valid JSON: {error}") from error
 
@@ -266,7 +255,7 @@ def dump_document(document: Document) -> str:
     document with its seal."""
     value = to_json(document)
     if document.sealed:
-        value[_SEAL] = document_hash(document)
+        value[SEAL] = document_hash(document)
     return json.dumps(value, indent=1, allow_nan=False) + "\n"
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body
 from pydantic import BaseModel, Field
+from starlette.requests import Request
 from starlette.responses import Response
 
-from moeplan.commands.common import plain
-from moeplan.service.entries import kept_document
 from moeplan.service.requests import (
     CompareRequest,
     ExplainRequest,
@@ -24,12 +24,10 @@ from moeplan.service.routes.common import (
     StrictRoute,
     accepted,
     missing,
+    unchanging,
 )
-from moeplan.service.store import Store
 from moeplan.service.store.jobs import job_id
 from moeplan.service.views import JobView
-from moeplan.words import explain_plan
-from planner.documents import ModelSpec, Plan
 
 __all__ = ["router"]
 
@@ -121,11 +119,11 @@ class TimelineView(BaseModel):
     timeline: dict[str, Any]
 
 
-def _plan(store: Store, digest: str) -> tuple[Plan, dict[str, Any]]:
-    plan, kept = kept_document(store, Plan, digest), store.documents.kept("plan", digest)
-    if plan is None or kept is None:
+def _summary(service: Service, digest: str) -> dict[str, Any]:
+    kept = service.store.documents.kept("plan", digest)
+    if kept is None:
         raise missing(f"plan {digest}", "path.digest")
-    return plan, kept.summary
+    return kept.summary
 
 
 @functools.cache
@@ -136,15 +134,14 @@ def _explain_defaults() -> dict[str, Any]:
 @router.get("/v1/plans/{digest}/explanation", summary="A plan in words", tags=["plans"])
 def get_explanation(service: Context, digest: Digest) -> ExplanationView:
     """What it keeps, copies and promises. New plans around it are a job: POST here."""
-    plan, summary = _plan(service.store, digest)
-    model = kept_document(service.store, ModelSpec, plan.inputs.model)
+    summary = _summary(service, digest)
     inputs = {"plan": digest, "profile": summary["profile"], **_explain_defaults()}
     job = service.store.jobs.get(job_id("explain", inputs))
     return ExplanationView(
-        words=explain_plan(plan, model),
-        notes=list(plan.notes),
+        words=summary["words"],
+        notes=summary["notes"],
         memory=summary["memory"],
-        chosen_over=plan.chosen_over,
+        chosen_over=summary["chosen_over"],
         deeper=None if job is None else job.result_hash,
     )
 
@@ -159,18 +156,26 @@ def ask_explanation(
     service: Context, response: Response, digest: Digest, body: ExplainRequest | None = None
 ) -> JobView:
     """Make a job that plans again with a tenth more."""
-    _, summary = _plan(service.store, digest)
+    summary = _summary(service, digest)
     asked = (body or ExplainRequest()).model_dump()
     inputs = {"plan": digest, "profile": summary["profile"], **asked}
     return accepted(service.submit("explain", inputs), response)
 
 
-@router.get("/v1/plans/{digest}/timeline", summary="A plan's predicted timeline", tags=["plans"])
-def get_timeline(service: Context, digest: Digest) -> TimelineView:
+@router.get(
+    "/v1/plans/{digest}/timeline",
+    summary="A plan's predicted timeline",
+    tags=["plans"],
+    response_class=Response,
+    responses={
+        200: {"model": TimelineView, "description": "The timeline."},
+        304: {"description": "As it was."},
+    },
+)
+def get_timeline(request: Request, service: Context, digest: Digest) -> Response:
     """Events of the predicted passes, times in ns."""
-    plan, _ = _plan(service.store, digest)
-    return TimelineView(
-        tokens_per_second=plain(plan.predicted.tokens_per_second),
-        totals=plain(plan.predicted.totals),
-        timeline=plain(plan.predicted.timeline),
-    )
+    _summary(service, digest)
+
+    body = json.loads(service.store.documents.get("plan", digest) or b"{}")["predicted"]
+    data = json.dumps({name: body[name] for name in TimelineView.model_fields}).encode()
+    return unchanging(request, data, digest, "application/json")

@@ -10,13 +10,14 @@ import json
 import os
 import pwd
 import shutil
-import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -27,8 +28,10 @@ from moeplan.service.app import AppSettings, create_app
 from moeplan.service.guard import GuardSettings
 from moeplan.service.store import Store
 from planner.documents import document_hash, write_document
+from planner.objectives import OBJECTIVES
 from planner.profiles import Profile
 from planner.routing import trace_bytes
+from solvers.registry import names
 
 ROOT = Path(__file__).resolve().parents[3]
 MEMORY_BYTES = 1_500_000
@@ -78,12 +81,10 @@ def cluster(folder: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("postgres")
-    for parent in (folder.parent, folder.parent.parent):
-        # the folders of a test run are for its user alone; the server's user must pass through
-        parent.chmod(parent.stat().st_mode | 0o011)
-    with cluster(folder) as url:
+def postgres() -> Iterator[str]:
+    # pytest's own folders are for its user alone, and the server runs as another
+    folder = tempfile.TemporaryDirectory(prefix="moeplan-postgres-")
+    with folder as name, cluster(Path(name)) as url:
         yield url
 
 
@@ -117,15 +118,23 @@ def store(store_url: str) -> Iterator[Store]:
 # --- a profile as a folder, fabricated -----------------------------------------------------------
 
 
-def fabricated() -> Callable[..., Profile]:
-    """The planner's tests' maker of profiles."""
-    spec = importlib.util.spec_from_file_location("made_up", ROOT / "tests/planner/conftest.py")
+def loaded(path: str) -> ModuleType:
+    """A file of this repository that is in no package."""
+    spec = importlib.util.spec_from_file_location(path.replace("/", "_"), ROOT / path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look themselves up there
+    before = list(sys.path)
     spec.loader.exec_module(module)
-    made: Callable[..., Profile] = module.make_profile
-    return made
+    sys.path[:] = before
+    return module
+
+
+@pytest.fixture(scope="session")
+def benchmark() -> ModuleType:
+    """``benchmarks/service.py``: it starts servers, and kills them."""
+    return loaded("benchmarks/service.py")
 
 
 def write_profile(profile: Profile, folder: Path) -> Path:
@@ -150,7 +159,9 @@ def write_profile(profile: Profile, folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def profile_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two layers of four experts, 12 recorded sequences; read only."""
-    made = fabricated()(layers=2, experts=4, sequences=12, prompt=4, new=4)
+    made = loaded("tests/planner/conftest.py").make_profile(
+        layers=2, experts=4, sequences=12, prompt=4, new=4
+    )
     return write_profile(made, tmp_path_factory.mktemp("profiles") / "small")
 
 
@@ -181,6 +192,23 @@ def plan_request() -> Callable[..., dict[str, Any]]:
     return made
 
 
+@pytest.fixture(scope="session")
+def long_comparison() -> Callable[[str], dict[str, Any]]:
+    """Makes the body of a comparison that takes far longer than a test waits: 60 plans."""
+
+    def made(profile: str) -> dict[str, Any]:
+        return {
+            "profile": profile,
+            "memory_bytes": MEMORY_BYTES,
+            "workload": {"requests": 4096, "prompt_tokens": 16, "new_tokens": 16},
+            "solvers": list(names()),
+            "objectives": list(OBJECTIVES),
+            "time_limit_seconds": 500.0,
+        }
+
+    return made
+
+
 # --- the application in this process, and servers as processes -----------------------------------
 
 
@@ -202,51 +230,10 @@ def app_client(tmp_path: Path) -> Iterator[Callable[..., TestClient]]:
         client.__exit__(None, None, None)
 
 
-@dataclasses.dataclass
-class Server:
-    """A ``moeplan serve`` that runs."""
-
-    process: subprocess.Popen[str]
-    url: str
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-
-    def workers(self) -> list[int]:
-        """Process ids of its workers."""
-        children = Path(f"/proc/{self.process.pid}/task").glob("*/children")
-        found = []
-        for path in children:
-            try:
-                found += [int(pid) for pid in path.read_text().split()]
-            except OSError:  # a thread that has just ended
-                continue
-        return found
-
-
-@contextmanager
-def serving(store: str, log: Path, *options: Any) -> Iterator[Server]:
-    """A server on a free port, with one worker."""
-    argv = [sys.executable, "-m", "moeplan", "serve", "--port", "0", "--json", "--store", store]
-    with log.open("a") as errors:
-        process = subprocess.Popen(
-            [*argv, *map(str, options)], stdout=subprocess.PIPE, stderr=errors, text=True
-        )
-    assert process.stdout is not None
-    try:
-        line = process.stdout.readline()
-        assert line, log.read_text()
-        yield Server(process, json.loads(line)["url"])
-    finally:
-        process.terminate()
-        process.wait()
-        process.stdout.close()
-
-
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(benchmark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A server with one worker that all tests of a session share."""
     folder = tmp_path_factory.mktemp("server")
-    with serving(f"sqlite:///{folder / 'moeplan.db'}", folder / "log", "--lease", 5) as running:
+    url = f"sqlite:///{folder / 'moeplan.db'}"
+    with benchmark.serving(url, folder / "log", "--lease", 5) as running:
         yield running

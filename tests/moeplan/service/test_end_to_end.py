@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,17 +119,13 @@ def test_a_job_that_cannot_work_is_the_error_that_it_would_be_here(
         client.plan("0" * 64)
 
 
-def test_cancelling_what_runs(client: Client, profile_hash: str, server: Any) -> None:
-    # nothing is proven in so short a time with so many solvers: it would take minutes
-    job = client.ask(
-        "compare",
-        profile=profile_hash,
-        memory_bytes=MEMORY,
-        workload={"requests": 4096, "prompt_tokens": 512, "new_tokens": 1024},
-        solvers=["cpsat", "milp"],
-        objectives=["throughput", "time-per-token", "first-token", "bubble", "bytes"],
-        time_limit_seconds=500.0,
-    )
+def test_cancelling_what_runs(
+    client: Client,
+    profile_hash: str,
+    server: Any,
+    long_comparison: Callable[[str], dict[str, Any]],
+) -> None:
+    job = client.ask("compare", **long_comparison(profile_hash))
     before = server.workers()
     for status in client.watch(job.id):
         if status.state == "running":
