@@ -11,9 +11,10 @@ from executor.device import DTYPES
 from executor.memory import Link
 from executor.source import WeightSource
 from planner.documents import ModelSpec, Plan
+from planner.files import exists, is_file
 from planner.memory import account_device, smallest_budget
 from planner.profiles import load_profile
-from solvers.errors import BudgetError, DocumentError, StaleError, UnsupportedError
+from solvers.errors import BudgetError, DocumentError, InputError, StaleError, UnsupportedError
 
 __all__ = ["check_account", "check_can_run", "check_documents", "streams_over"]
 
@@ -33,7 +34,7 @@ def check_can_run(plan: Plan, checkpoint: Path) -> None:
             "the plan is for device 'cuda', and torch finds no CUDA GPU on this machine; run it "
             "where there is one, or profile and plan with --device cpu"
         )
-    if checkpoint.is_file():
+    if is_file(checkpoint):
         raise UnsupportedError(
             f"the plan was made from a configuration ({checkpoint}) and figures of a machine, not "
             "from measurements: profile a checkpoint and plan from that, to run it"
@@ -83,7 +84,7 @@ def check_documents(plan: Plan, source: WeightSource, profile: Path | None) -> N
 
 def _check_profile(plan: Plan, profile: Path | None) -> None:
     hint = Path(plan.locations.profile)
-    if profile is None and not (hint / "profile.json").exists():
+    if profile is None and not _lies_at(hint):
         _log.warning(
             "moeplan: the plan's profile is not at %s, so the plan was not compared with it "
             "(--profile DIR names another place)",
@@ -104,6 +105,14 @@ def _check_profile(plan: Plan, profile: Path | None) -> None:
                 f"{folder}: its {name} document is not the one that the plan was made from; "
                 "plan again from this profile",
             )
+
+
+def _lies_at(hint: Path) -> bool:
+    """Whether a profile lies where a plan says; what cannot be looked at does not."""
+    try:
+        return exists(hint / "profile.json")
+    except InputError:
+        return False
 
 
 def check_account(plan: Plan, model: ModelSpec) -> None:

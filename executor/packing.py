@@ -28,6 +28,7 @@ from executor.store import (
 from executor.verified import Verified, digest, ensure_verified, remember, verify_units
 from planner.checkpoint import Checkpoint, read_checkpoint
 from planner.documents import canonical_json, write_document
+from planner.files import exists
 from planner.memory import aligned
 from solvers.errors import CheckpointError, RunError, StaleError
 
@@ -83,7 +84,7 @@ def pack(
     source = read_checkpoint(checkpoint)
     layouts = unit_layouts(source)
     fingerprint = source.model.fingerprint
-    if (store / INDEX_FILE).exists():
+    if exists(store / INDEX_FILE):
         index = load_index(store, layouts, fingerprint)
         ensure_verified(store, index)
         return StoreSummary(
@@ -95,7 +96,7 @@ def pack(
     except OSError as error:
         raise CheckpointError(f"{store}: cannot be used as a store: {error.strerror}") from error
     foreign = {name for name in foreign if not name.startswith(f".{INDEX_FILE}.")}
-    if foreign or ((store / DATA_FILE).exists() and not (store / JOURNAL_FILE).exists()):
+    if foreign or (exists(store / DATA_FILE) and not exists(store / JOURNAL_FILE)):
         raise CheckpointError(f"{store}: holds other files; name a new folder for the store")
     try:
         return _Packing(source, layouts, store, progress).run()

@@ -16,6 +16,7 @@ from pydantic import ConfigDict, Field
 from executor.layout import UnitLayout
 from planner.documents import Document, document_hash, load_document
 from planner.documents.base import STRICT, Bytes, Hash
+from planner.files import exists, is_dir, is_file
 from planner.memory import aligned
 from solvers.errors import CheckpointError, DocumentError, StaleError
 
@@ -110,10 +111,10 @@ def load_index(store: Path, layouts: dict[str, UnitLayout], fingerprint: str) ->
     StaleError
         If it was packed from another checkpoint.
     """
-    if not store.is_dir():
+    if not is_dir(store):
         raise CheckpointError(f"{store}: no such store; make one with 'moeplan pack'")
-    if not (store / INDEX_FILE).exists():
-        state = "half-packed" if (store / JOURNAL_FILE).exists() else "not a store"
+    if not exists(store / INDEX_FILE):
+        state = "half-packed" if exists(store / JOURNAL_FILE) else "not a store"
         raise CheckpointError(
             f"{store}: {state} (no {INDEX_FILE}); run 'moeplan pack' to make or finish it"
         )
@@ -124,7 +125,7 @@ def load_index(store: Path, layouts: dict[str, UnitLayout], fingerprint: str) ->
     if index.checkpoint_fingerprint != fingerprint:
         raise StaleError("store", f"{store}: was packed from another checkpoint; pack this one")
     data = store / index.data_file
-    if Path(index.data_file).name != index.data_file or not data.is_file():
+    if Path(index.data_file).name != index.data_file or not is_file(data):
         raise CheckpointError(f"{data}: missing; pack the checkpoint again into a new folder")
     if data.stat().st_size != index.data_bytes:
         raise CheckpointError(

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from planner.checkpoint import Checkpoint
-from solvers.errors import CheckpointError
+from planner.files import exists, read_regular
+from solvers.errors import CheckpointError, DocumentError
 
 __all__ = ["Tokenizer", "end_tokens", "load_tokenizer"]
 
@@ -65,9 +66,9 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """
     path = folder / "tokenizer.json"
     try:
-        if path.exists():
+        if exists(path):
             return _Fast(path)
-        if (folder / "tokenizer_config.json").exists():
+        if exists(folder / "tokenizer_config.json"):
             return _Slow(folder)
     except Exception as error:  # both libraries raise bare Exceptions
         line = " ".join(str(error).split())
@@ -87,10 +88,10 @@ def end_tokens(checkpoint: Checkpoint) -> frozenset[int]:
     """
     path = checkpoint.folder / "generation_config.json"
     values: dict[str, Any] = checkpoint.config
-    if path.exists():
+    if exists(path):
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            values = json.loads(read_regular(path).decode())
+        except (DocumentError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{path}: cannot be read: {error}") from error
     ends = values.get("eos_token_id") if isinstance(values, dict) else None
     if isinstance(ends, int):

@@ -10,6 +10,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from moeplan.interrupts import hold_in_extensions
+
 __all__ = ["entry", "main"]
 
 _INTERRUPTED = 130
@@ -32,18 +34,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     # OpenMP threads must not spin while they wait; it is read when torch loads.
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
     arguments = list(sys.argv[1:] if argv is None else argv)
+    hold_in_extensions()
 
     import typer
     from typer.main import get_command
 
     from moeplan import commands
+    from moeplan.numbers import plain_numbers
     from moeplan.output import Reporter, exit_code
     from solvers.errors import MoeplanError
 
     reporter = Reporter("--json" in arguments)
     try:
         with reporter.quiet_stdout():
-            code = get_command(commands.app).main(
+            code = plain_numbers(get_command(commands.app)).main(
                 args=arguments, prog_name="moeplan", standalone_mode=False, obj=reporter
             )
     except typer.TyperException as error:
@@ -52,6 +56,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MoeplanError as error:
         reporter.fail(type(error).__name__, str(error))
         return exit_code(error)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # what nobody foresaw about a place that the user or a document named
+        if error.filename is None:
+            raise
+        reporter.fail("InputError", f"{os.fsdecode(error.filename)}: {error.strerror or error}")
+        return 2
     except (KeyboardInterrupt, typer.Abort):
         code = _INTERRUPTED
     if code == _INTERRUPTED:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,8 @@ from decimal import Decimal
 from pathlib import Path
 
 from planner.documents import printable
-from solvers.errors import InputError, OptionError
+from planner.files import exists, is_dir, is_file, loads_once, read_regular
+from solvers.errors import DocumentError, InputError, OptionError
 
 __all__ = [
     "check_new_folder",
@@ -18,6 +18,7 @@ __all__ = [
     "check_output",
     "check_outputs",
     "optional_bandwidth",
+    "optional_pace",
     "parse_bandwidth",
     "parse_size",
     "read_prompts",
@@ -36,6 +37,7 @@ _UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
+_SLOWEST = 10**6
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
 
 
@@ -95,6 +97,20 @@ def optional_bandwidth(text: str | None, option: str) -> int | None:
     return None if text is None else parse_bandwidth(text, option)
 
 
+def optional_pace(text: str | None, option: str) -> int | None:
+    """As ``optional_bandwidth``, of a link that is slowed down: too slow a one never ends.
+
+    Raises
+    ------
+    OptionError
+        If it is no bandwidth, or below 1 MB/s.
+    """
+    pace = optional_bandwidth(text, option)
+    if pace is not None and pace < _SLOWEST:
+        raise OptionError(f"{option} {text!r} is too slow to end; give 1MB/s or more")
+    return pace
+
+
 def split_names(
     text: str, known: Sequence[str], option: str, most: int | None = None
 ) -> tuple[str, ...]:
@@ -117,7 +133,8 @@ def split_names(
 
 
 def check_not_read(path: Path, option: str, inputs: Sequence[Path | None]) -> None:
-    """The one rule for all outputs: none is an input, or lies in a folder that is read.
+    """The one rule for all outputs: none is an input, or lies in a folder that is read, be it as a
+    command's input or by others (a profile, a store, a checkpoint).
 
     Raises
     ------
@@ -127,45 +144,111 @@ def check_not_read(path: Path, option: str, inputs: Sequence[Path | None]) -> No
     for place in (path, *inputs):
         if place is not None and not printable(str(place.absolute())):
             raise OptionError(f"{str(place)!r}: the name holds control characters; rename it")
+    there = exists(path)
     for other in inputs:
-        if other is None or not other.exists():
+        if other is None or not _reachable(other):
             continue
-        if path.exists() and path.samefile(other):
+        if there and path.samefile(other):
             raise OptionError(f"{option} {path} is one of the inputs; name another place")
-        if other.is_dir() and path.resolve().is_relative_to(other.resolve()):
+        if is_dir(other) and path.resolve().is_relative_to(other.resolve()):
             raise OptionError(f"{option} {path} lies in {other}, which is read; name another place")
 
 
-def check_outputs(outputs: Mapping[str, Path | None], inputs: Sequence[Path | None] = ()) -> None:
+def _reachable(path: Path) -> bool:
+    try:
+        return exists(path)
+    except InputError:  # whoever reads it says so, if it is read at all
+        return False
+
+
+def check_outputs(
+    outputs: Mapping[str, Path | None],
+    inputs: Sequence[Path | None] = (),
+    made: str = "outputs",
+) -> None:
     """Make sure, before any long work, that files can be written to all of ``outputs``, which are
     named by their options.
+
+    Parameters
+    ----------
+    outputs
+        Option -> place. ``--html`` makes a page and ``--trace`` a trace.
+    inputs
+        What the command reads.
+    made
+        What the others make: a kind of document, or ``outputs`` (of a model, a JSON object a line).
 
     Raises
     ------
     OptionError
-        If one is an input or lies in an input's folder, is a folder or a device, its folder is
-        missing or not writable, or two are one file.
+        If one is an input or lies in a folder that is read, would take the place of something else
+        than an older file of its kind, is a folder or a device, its folder is missing or not
+        writable, or two are one file.
     """
     taken: dict[Path, str] = {}
     for option, path in outputs.items():
         if path is None:
             continue
-        check_output(path, option, inputs)
+        check_output(path, option, inputs, {"--html": "page", "--trace": "trace"}.get(option, made))
         other = taken.setdefault(path.resolve(), option)
         if other != option:
             raise OptionError(f"{other} and {option} both name {path}")
 
 
-def check_output(path: Path, option: str, inputs: Sequence[Path | None] = ()) -> None:
+def check_output(
+    path: Path, option: str, inputs: Sequence[Path | None] = (), made: str = "outputs"
+) -> None:
     """As ``check_outputs``, for one file."""
-    if path.is_dir():
+    _check_place(path, option, inputs)
+    folder = path.resolve().parent
+    for name, what in _READ_FOLDERS.items():
+        if any(folder.glob(name)):
+            raise OptionError(
+                f"{option} {path} lies in a {what}, which is read; name another place"
+            )
+    if exists(path) and not _is_a(path, made):
+        raise OptionError(
+            f"{option} {path} is there and holds no older {_MADE_WORDS.get(made, made)}; "
+            "name another place, or remove it"
+        )
+
+
+_READ_FOLDERS = {
+    "profile.json": "profile",
+    "store.json": "store",
+    "pack.journal": "store",
+    "*.safetensors": "checkpoint",
+}
+"""What tells a folder whose files belong together."""
+_MADE_WORDS = {"page": "page of moeplan", "outputs": "outputs of a model"}
+_SNIFFED_BYTES = 1 << 16
+
+
+def _is_a(path: Path, made: str) -> bool:
+    """Whether a file is empty, or begins as one that moeplan ``made``."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(_SNIFFED_BYTES).decode("utf-8", "ignore")
+    except OSError as error:
+        raise OptionError(f"{path}: cannot be read: {error.strerror}") from error
+    if not start.strip():
+        return True
+    if made == "page":
+        return start.lstrip().lower().startswith("<!doctype html") and "moeplan" in start
+    if made == "outputs":
+        return re.match(r'\{"prompt": "(?:[^"\\]|\\.)*", "text": "', start) is not None
+    return re.match(rf'\s*\{{\s*"kind"\s*:\s*"{re.escape(made)}"', start) is not None
+
+
+def _check_place(path: Path, option: str, inputs: Sequence[Path | None]) -> None:
+    if is_dir(path):
         raise OptionError(f"{option} {path} is a folder; name a file")
-    if path.exists() and not path.is_file():
+    if exists(path) and not is_file(path):
         # a rename would put a file in its place
         raise OptionError(f"{option} {path} is a device or a pipe; name a file")
     check_not_read(path, option, inputs)
     parent = path.parent
-    if not parent.is_dir():
+    if not is_dir(parent):
         raise OptionError(f"{option} {path}: the folder {parent} does not exist")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise OptionError(f"{option} {path}: the folder {parent} cannot be written to")
@@ -179,10 +262,10 @@ def check_new_folder(path: Path, option: str, inputs: Sequence[Path | None] = ()
     OptionError
         If ``path`` is a file, is read, or cannot be written to.
     """
-    if path.exists() and not path.is_dir():
+    if exists(path) and not is_dir(path):
         raise OptionError(f"{option} {path} is a file; name a folder")
     check_not_read(path, option, inputs)
-    check_output(path / "file" if path.is_dir() else path, option)
+    _check_place(path / "file" if is_dir(path) else path, option, inputs)
 
 
 def read_prompts(path: Path) -> list[str] | list[list[int]]:
@@ -199,13 +282,11 @@ def read_prompts(path: Path) -> list[str] | list[list[int]]:
         raise OptionError(f"--prompts {path}: name a .txt (a prompt a line) or a .jsonl file")
     try:
         # not splitlines(): a prompt may hold other separators than the newline
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except FileNotFoundError:
-        raise OptionError(f"--prompts {path}: no such file") from None
+        lines = read_regular(path, "file of prompts").decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise OptionError(f"--prompts {path}: not UTF-8 text: {error.reason}") from error
-    except OSError as error:
-        raise OptionError(f"--prompts {path}: cannot be read: {error.strerror}") from error
+    except DocumentError as error:
+        raise OptionError(f"--prompts {error}") from error
     numbered = [(i, line.rstrip("\r")) for i, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
         raise OptionError(f"--prompts {path}: holds no prompt")
@@ -226,8 +307,8 @@ def read_prompts(path: Path) -> list[str] | list[list[int]]:
 
 def _json_prompt(line: str, where: str) -> str | list[int]:
     try:
-        value = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+        value = loads_once(line)
+    except ValueError as error:  # also integers of over 4,300 digits
         raise InputError(f"{where}: not valid JSON: {error}") from error
     if not isinstance(value, dict) or set(value) not in ({"prompt"}, {"token_ids"}):
         raise InputError(f"{where}: give either prompt (text) or token_ids (integers), alone")

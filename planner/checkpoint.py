@@ -12,6 +12,7 @@ from typing import Any
 from planner.architectures import Architecture, LayerShape, Weight, describe
 from planner.architectures.base import Part
 from planner.documents import ModelSpec
+from planner.files import exists, is_dir, read_regular
 from planner.model_bytes import DTYPES, LayerSizes, ModelSizes, build_model
 from planner.weight_files import StoredTensor, WeightFile, read_weight_file, sampled_digest
 from solvers.errors import CheckpointError, UnsupportedError
@@ -101,11 +102,9 @@ def load_config(path: Path) -> dict[str, Any]:
         If it is missing, unreadable or not a JSON object.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise _fault(path, "no such file; a checkpoint folder has a config.json") from None
-    except OSError as error:
-        raise _fault(path, f"cannot be read: {error.strerror or error}") from error
+        value = json.loads(
+            read_regular(path, "config.json of a checkpoint", error_class=CheckpointError).decode()
+        )
     except (ValueError, RecursionError) as error:
         raise _fault(path, f"not valid JSON: {error}") from error
     if not isinstance(value, dict):
@@ -130,7 +129,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     UnsupportedError
         If the model is of a kind that is not known, or has no experts.
     """
-    if not folder.is_dir():
+    if not is_dir(folder):
         raise _fault(folder, "no such folder; a checkpoint folder was expected")
     config = load_config(folder / "config.json")
     try:
@@ -186,10 +185,10 @@ def _fault(path: Path, what: str) -> CheckpointError:
 def _weight_files(folder: Path) -> list[WeightFile]:
     """Headers of all weight files, in the order of their names."""
     index = folder / _INDEX
-    if index.exists():
+    if exists(index):
         return _sharded(folder, index)
     single = folder / _SINGLE
-    if single.exists():
+    if exists(single):
         return [read_weight_file(single)]
     loose = sorted(folder.glob("*.safetensors"))
     if len(loose) == 1:
@@ -210,7 +209,7 @@ def _sharded(folder: Path, index: Path) -> list[WeightFile]:
             raise _fault(index, f"tensor {name!r}: {str(shard)[:60]!r} is not a file name")
     files = []
     for shard in sorted(set(table.values())):
-        if not (folder / shard).exists():
+        if not exists(folder / shard):
             name = next(name for name, place in table.items() if place == shard)
             raise _fault(folder / shard, f"missing; {_INDEX} says that it holds tensor {name!r}")
         files.append(read_weight_file(folder / shard))
@@ -372,7 +371,7 @@ def _head(
 
 
 def _fingerprint(folder: Path, files: list[WeightFile]) -> str:
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    digest = hashlib.sha256(read_regular(folder / "config.json"))
     for file in files:
         digest.update(sampled_digest(file))
     return digest.hexdigest()

@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from planner.documents import ModelSpec, RoutingTrace, document_hash
 from planner.documents.base import Source
+from planner.files import exists
 from planner.routing import TraceArrays, load_trace, trace_bytes
 from planner.routing_sources import RoutingSource, load_source
 from solvers.errors import DocumentError, OptionError, UnsupportedError
@@ -91,7 +92,7 @@ def draw_routing(
         said = f"tokens drawn independently, {_rule_words(what)}: no real routing is in it"
         return _drawn(model, chance, top_k, said, prompt_tokens, random)
     path = Path(what)
-    if not path.exists():
+    if not exists(path):
         raise OptionError(
             f"--routing {what}: no such file; give statistics, uniform, or zipf:A (zipf:1.0)"
         )
@@ -110,7 +111,7 @@ def _by_rule(
         power = float(what.removeprefix("zipf:"))
     except ValueError:
         power = math.nan
-    if not 0 <= power <= 10:
+    if "_" in what or not 0 <= power <= 10:
         raise OptionError(f"--routing {what}: write it like zipf:1.0, with a number from 0 to 10")
     weight = np.arange(1, experts + 1, dtype=np.float64) ** -power
     orders = [random.permutation(experts) for _ in range(layers)]

@@ -12,6 +12,7 @@ from typing import Any
 from planner.architectures import Architecture, LayerShape, Weight, describe
 from planner.checkpoint import has_weights, load_config, read_checkpoint
 from planner.documents import ModelSpec
+from planner.files import is_dir, read_regular
 from planner.model_bytes import DTYPES, LayerSizes, ModelSizes, build_model
 from planner.weight_files import DTYPE_BITS
 from solvers.errors import CheckpointError, UnsupportedError
@@ -39,7 +40,7 @@ def read_model(path: Path) -> ModelSpec:
     UnsupportedError
         If the model is of a kind that is not known; the line names it and what is missing.
     """
-    if path.is_dir():
+    if is_dir(path):
         if has_weights(path):
             return read_checkpoint(path).model
         name, file = path.resolve().name, path / "config.json"
@@ -53,10 +54,7 @@ def read_model(path: Path) -> ModelSpec:
         dtype = _dtype(config, architecture)
     except UnsupportedError as error:
         raise UnsupportedError(" ".join(f"{file}: {error}".split())) from error
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{file}: cannot be read: {error.strerror or error}") from error
+    data = read_regular(file, error_class=CheckpointError)
     return build_model(
         architecture,
         _sizes(architecture, dtype),

@@ -27,6 +27,7 @@ from planner.documents import (
 )
 from planner.drawn_routing import DrawnRouting
 from planner.encode import DTYPE_BYTES
+from planner.files import exists, is_dir
 from planner.profiles import Profile
 from planner.roofline import OperationCosts, Roofline, efficiencies, reached
 from planner.routing import write_trace
@@ -140,7 +141,7 @@ def offline_profile(
     )
     index = ProfileIndex(
         # a file, which no run takes for a checkpoint
-        checkpoint=str((config / "config.json" if config.is_dir() else config).absolute()),
+        checkpoint=str((config / "config.json" if is_dir(config) else config).absolute()),
         store=None,
         checkpoint_fingerprint=model.fingerprint,
         store_fingerprint=None,
@@ -243,7 +244,7 @@ def write_profile(profile: Profile, folder: Path) -> Profile:
         If the folder is there already and not empty, or cannot be written.
     """
     try:
-        if folder.exists() and any(folder.iterdir()):
+        if exists(folder) and any(folder.iterdir()):
             raise DocumentError(f"{folder}: is not empty; name a new folder for the profile")
         staged = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
         staged.mkdir()

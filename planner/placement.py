@@ -12,7 +12,9 @@ import numpy.typing as npt
 
 from planner.documents.model import ModelSpec
 from planner.documents.placement import BalanceFigures, ExpertPlacement, LayerPlacement
-from planner.routing_sources import RoutingSource, draw_scenarios
+from planner.files import read_regular
+from planner.routing_draws import check_work, draw_scenarios
+from planner.routing_sources import RoutingSource
 from solvers.errors import BudgetError, OptionError
 from solvers.outcome import Stop
 from solvers.placement.bounds import stage_bounds
@@ -117,6 +119,7 @@ def scenes_of(
 
     Where the domains differ, all sequences of both are used.
     """
+    check_work(source, max(scenarios, judged), batch)
     same = fit_domains == judge_domains
     common = {"batch": batch, "by_domain": by_domain}
     fit = draw_scenarios(
@@ -310,4 +313,4 @@ def _figures(
 
 def file_hash(path: Path) -> str:
     """SHA-256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(read_regular(path, most_bytes=1 << 30)).hexdigest()

@@ -14,6 +14,7 @@ from planner.documents import (
     document_hash,
     load_document,
 )
+from planner.files import is_dir
 from planner.routing import TraceArrays, load_trace
 from solvers.errors import DocumentError, StaleError
 
@@ -43,7 +44,7 @@ def load_profile(folder: Path) -> Profile:
     StaleError
         If a document was changed after the profile was made.
     """
-    if not folder.is_dir():
+    if not is_dir(folder):
         raise DocumentError(f"{folder}: no such folder; make one with 'moeplan profile'")
     index = load_document(ProfileIndex, folder / "profile.json")
     hardware = load_document(Hardware, folder / "hardware.json")

@@ -6,7 +6,6 @@ import hashlib
 import io
 import math
 import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from planner.archives import FAULTS, array_header
 from planner.documents import RoutingTrace, load_document, write_atomic, write_document
 from planner.documents.base import Source
+from planner.files import read_regular
 from solvers.errors import DocumentError
 
 __all__ = [
@@ -103,10 +104,7 @@ def load_trace(path: Path) -> tuple[RoutingTrace, TraceArrays]:
     where = path.parent / trace.arrays_file
     if Path(trace.arrays_file).name != trace.arrays_file or trace.arrays_file in ("", ".."):
         raise DocumentError(f"{path}: arrays_file must name a file beside the document")
-    try:
-        data = where.read_bytes()
-    except OSError as error:
-        raise DocumentError(f"{where}: cannot be read: {error.strerror}") from error
+    data = read_regular(where, "routing array file", _MOST_ARRAY_BYTES)
     return trace, read_arrays(trace, data, str(where), path.name)
 
 
@@ -139,10 +137,9 @@ def read_arrays(trace: RoutingTrace, data: bytes, where: str, beside: str) -> Tr
             with file:
                 arrays = TraceArrays(*(file[name] for name in _ARRAYS))
             fault = _fault(trace, arrays)
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise DocumentError(f"{where}: not a routing array file: {error}") from error
-    except (NotImplementedError, RuntimeError) as error:  # an encrypted or oddly packed archive
-        raise DocumentError(f"{where}: not a routing array file: {error}") from error
+    except FAULTS as error:
+        line = " ".join(str(error).split())
+        raise DocumentError(f"{where}: not a routing array file: {line}") from error
     if fault:
         raise DocumentError(f"{where}: {fault}")
     return arrays
@@ -176,17 +173,7 @@ def _header_fault(trace: RoutingTrace, data: bytes) -> str | None:
         return "not a routing array file: one array, no archive"
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         for name, (dtype, shape) in expected.items():
-            with archive.open(f"{name}.npy") as member:
-                version = np.lib.format.read_magic(member)
-                read = {
-                    (1, 0): np.lib.format.read_array_header_1_0,
-                    (2, 0): np.lib.format.read_array_header_2_0,
-                }.get(version)
-                if read is None:
-                    return f"{name} is of an unknown format {version}"
-                found_shape, _, found_dtype = read(member)
-            if found_dtype.hasobject:
-                return f"not a routing array file: {name} holds objects of Python"
+            found_shape, found_dtype = array_header(archive, f"{name}.npy")
             if found_shape != shape or found_dtype != dtype:
                 return f"{name} is {found_dtype} {found_shape}, not {dtype} {shape}"
     return None

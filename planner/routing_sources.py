@@ -1,4 +1,4 @@
-"""Routing statistics from elsewhere, and scenarios drawn from them.
+"""Routing statistics from elsewhere.
 
 Five kinds are understood, each with what it lacks:
 
@@ -20,10 +20,6 @@ Five kinds are understood, each with what it lacks:
 
 from __future__ import annotations
 
-import io
-import json
-import zipfile
-import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -31,11 +27,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from planner.archives import FAULTS, read_archive
 from planner.documents import RoutingTrace
+from planner.files import loads_once, read_regular
 from planner.routing import TraceArrays, load_trace
 from solvers.errors import DocumentError, OptionError
 
-__all__ = ["RoutingSource", "draw_scenarios", "load_source", "trace_source"]
+__all__ = ["MOST_CELLS", "RoutingSource", "load_source", "trace_source"]
 
 Floats = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -43,8 +41,12 @@ Int64 = npt.NDArray[np.int64]
 _ROWS = 1_000_000
 """Rows that a prompt known by its shares is given."""
 _MOST_BYTES = 1 << 30
-_MOST_CELLS = 1 << 28
-"""Scenarios x layers x experts beyond which arrays would not fit beside anything else."""
+MOST_CELLS = 1 << 26
+"""Scenarios x layers x experts: four times 1,024 scenarios of the largest models."""
+_MOST_LAYERS, _MOST_EXPERTS = 1 << 10, 1 << 12
+"""Of any model: more layers than any has, and twice the experts of Switch-C."""
+_MOST_COUNT = 1 << 53
+"""Counts are exact up to here, and sums of them finite."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,18 +116,14 @@ def load_source(path: Path, series: str | None = None) -> RoutingSource:
     OptionError
         If ``series`` is needed or unknown, or given where it has no effect.
     """
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise DocumentError(f"{path}: larger than routing statistics are (1 GiB)")
-        data = path.read_bytes()
-    except OSError as error:
-        raise DocumentError(f"{path}: cannot be read: {error.strerror}") from error
+    data = read_regular(path, "file of routing statistics", _MOST_BYTES)
     if data[:2] == b"PK":
         return _archive(data, path, series)
     try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise DocumentError(f"{path}: neither JSON nor a .npz archive of numpy") from error
+        value = loads_once(data)
+    except ValueError as error:  # also integers of over 4,300 digits
+        line = " ".join(str(error).split())
+        raise DocumentError(f"{path}: neither JSON nor a .npz archive of numpy: {line}") from error
     if isinstance(value, dict) and "kind" in value:
         _without_series(series, path)
         return trace_source(*load_trace(path), str(path))
@@ -156,6 +154,9 @@ def trace_source(trace: RoutingTrace, arrays: TraceArrays, where: str) -> Routin
     starts = np.flatnonzero(np.diff(arrays.sequence, prepend=-1))
     if not len(starts):
         raise DocumentError(f"{where}: the routing trace is empty")
+    _check_size(len(trace.moe_layers), trace.experts, where)
+    if len(starts) * len(trace.moe_layers) * trace.experts > 2 * MOST_CELLS:
+        raise DocumentError(f"{where}: too many sequences to work on: {len(starts):,}")
     row = np.cumsum(np.diff(arrays.sequence, prepend=arrays.sequence[:1]) != 0)
     counts = np.zeros((len(starts), len(trace.moe_layers), trace.experts), dtype=np.int64)
     for layer in range(len(trace.moe_layers)):
@@ -178,10 +179,10 @@ def trace_source(trace: RoutingTrace, arrays: TraceArrays, where: str) -> Routin
 def _archive(data: bytes, path: Path, series: str | None) -> RoutingSource:
     """Shares or joint counts; their numbers tell."""
     try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as file:
-            arrays = {name: np.asarray(file[name]) for name in file.files}
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise DocumentError(f"{path}: not an archive of numpy arrays: {error}") from error
+        arrays = read_archive(data, _MOST_BYTES)
+    except FAULTS as error:
+        line = " ".join(str(error).split())
+        raise DocumentError(f"{path}: not an archive of numpy arrays: {line}") from error
     if not arrays:
         raise DocumentError(f"{path}: holds no array")
     if all(array.dtype.kind in "iu" and array.ndim == 3 for array in arrays.values()):
@@ -204,6 +205,9 @@ def _joint(arrays: dict[str, npt.NDArray[Any]], path: Path, series: str | None) 
             raise DocumentError(
                 f"{path}: {name} is {pairs.shape}, not joint counts [layers - 1, experts, experts]"
             )
+        _check_size(len(pairs) + 1, pairs.shape[1], f"{path}: {name}")
+        if pairs.max() > _MOST_COUNT:
+            raise DocumentError(f"{path}: {name}: a count is larger than 2^53")
         before, after = pairs.sum(axis=2), pairs.sum(axis=1)
         if pairs.min() < 0 or not before.sum(axis=1).all() or (before[1:] != after[:-1]).any():
             raise DocumentError(
@@ -227,6 +231,7 @@ def _shares(arrays: dict[str, npt.NDArray[Any]], path: Path) -> RoutingSource:
         shape = shape or array.shape[1:]
         if array.shape[1:] != shape:
             raise DocumentError(f"{path}: {name} has other layers or experts than the first array")
+        _check_size(shape[0], shape[1], f"{path}: {name}")
         total = array.sum(axis=2, dtype=np.float64)
         if not np.isfinite(array).all() or array.min() < 0 or abs(total - 1).max() > 1e-3:
             raise DocumentError(f"{path}: {name} holds shares that do not add up to 1")
@@ -241,10 +246,10 @@ def _heat(value: dict[str, Any], path: Path) -> RoutingSource:
             raise DocumentError(f"{path}: layers.{index} has no 'heat'")
         rows.append(layer["heat"])
         layers.append(layer.get("layer", index))
-    top_k = value.get("k")
-    if top_k is not None and (type(top_k) is not int or top_k < 1):
-        raise DocumentError(f"{path}: k is not a number of experts")
     heat = _table(rows, path, "layers")
+    top_k, experts = value.get("k"), heat.shape[1]
+    if top_k is not None and (type(top_k) is not int or not 1 <= top_k <= experts):
+        raise DocumentError(f"{path}: k is not a number of experts, 1 to {experts}")
     return RoutingSource("heat", _layers(layers, len(heat), path), heat={"all": heat}, top_k=top_k)
 
 
@@ -263,6 +268,8 @@ def _counts(value: dict[str, Any], path: Path, series: str | None) -> RoutingSou
 
 def _one_series(table: dict[str, Any], series: str | None, path: Path) -> Any:
     """The series that was asked for, or the only one."""
+    if not table:
+        raise DocumentError(f"{path}: data: holds no series")
     if series is None and len(table) == 1:
         series = next(iter(table))
     if series not in table:
@@ -273,15 +280,32 @@ def _one_series(table: dict[str, Any], series: str | None, path: Path) -> Any:
 
 def _table(rows: Any, path: Path, where: str) -> Floats:
     """[layers, experts] of lists of counts."""
-    try:
-        table = np.array(rows, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise DocumentError(f"{path}: {where}: not one list of counts for each layer") from error
-    if table.ndim != 2 or not all(table.shape):
+    if (
+        not isinstance(rows, list)
+        or not all(isinstance(row, list) and row and len(row) == len(rows[0]) for row in rows)
+        or not rows
+        or not all(type(one) in (int, float) for row in rows for one in row)
+    ):
         raise DocumentError(f"{path}: {where}: not one list of counts for each layer")
-    if not np.isfinite(table).all() or table.min() < 0 or not table.sum(axis=1).all():
-        raise DocumentError(f"{path}: {where}: a count is negative, or a layer has none")
-    return table
+    _check_size(len(rows), len(rows[0]), f"{path}: {where}")
+    # not by numpy: an integer may be larger than any float
+    if not all(0 <= one <= _MOST_COUNT for row in rows for one in row) or not all(map(any, rows)):
+        raise DocumentError(
+            f"{path}: {where}: a count is negative or larger than 2^53, or a layer has none"
+        )
+    return np.array(rows, dtype=np.float64)
+
+
+def _check_size(layers: int, experts: int, where: str) -> None:
+    if layers > _MOST_LAYERS or experts > _MOST_EXPERTS:
+        raise DocumentError(
+            f"{where}: {layers:,} layers of {experts:,} experts; no model has more than "
+            f"{_MOST_LAYERS:,} of {_MOST_EXPERTS:,}"
+        )
+    if (layers - 1) * experts**2 > MOST_CELLS:
+        raise DocumentError(
+            f"{where}: {layers:,} layers of {experts:,} experts have too many pairs to work on"
+        )
 
 
 def _layers(value: Any, count: int, path: Path) -> tuple[int, ...]:
@@ -291,105 +315,8 @@ def _layers(value: Any, count: int, path: Path) -> tuple[int, ...]:
     if (
         not isinstance(value, list)
         or len(value) != count
-        or any(type(one) is not int or one < 0 for one in value)
+        or any(type(one) is not int or not 0 <= one < 1 << 20 for one in value)
         or value != sorted(set(value))
     ):
         raise DocumentError(f"{path}: layers are not {count} ascending numbers")
     return tuple(value)
-
-
-def draw_scenarios(
-    source: RoutingSource,
-    count: int,
-    *,
-    batch: int,
-    seed: int,
-    half: Literal["first", "second", "all"],
-    domains: tuple[str, ...] | None = None,
-    by_domain: bool = False,
-) -> Int64:
-    """Rows that batches ask of each expert: [count, layers, experts].
-
-    Parameters
-    ----------
-    source
-        Statistics.
-    count
-        Scenarios.
-    batch
-        Sequences in a batch; of a source that has no sequences, tokens.
-    seed
-        Of the drawing. ``first`` and ``second`` are disjoint halves of every domain's sequences: of
-        a trace in recorded order, of shares after a shuffle (they are sorted by domain). Counts
-        have no halves; other tokens are drawn instead.
-    half
-        Which half.
-    domains
-        Only these.
-    by_domain
-        Each batch is of one domain, domains in turn; otherwise batches mix them all.
-
-    Raises
-    ------
-    OptionError
-        If a domain is unknown, or there is nothing to draw from.
-    """
-    names = source.domains if domains is None else domains
-    for name in names:
-        if name not in source.domains:
-            some = ", ".join(source.domains[:20])
-            raise OptionError(f"routing domain {name!r} is unknown; there are {some}")
-    if count < 1 or batch < 1:
-        raise OptionError(f"{count} scenarios of {batch}: give positive numbers")
-    cells = count * len(source.layers) * source.experts
-    if cells > _MOST_CELLS:
-        raise OptionError(f"{count} scenarios are too many: {cells:,} numbers; give fewer")
-    random = np.random.default_rng((seed, {"first": 0, "second": 1, "all": 2}[half]))
-    if source.heat:
-        return _draw_tokens(source, names, count, batch, random, by_domain)
-    pools = [_half(source, source.sequences[name], half) for name in names]
-    if not by_domain:
-        pools = [np.concatenate(pools)]
-    if min(len(pool) for pool in pools) < 1:
-        raise OptionError("a half of the routing statistics holds no sequence: record more")
-    result = np.zeros((count, len(source.layers), source.experts), dtype=np.int64)
-    orders: list[npt.NDArray[np.int64]] = [np.empty(0, dtype=np.int64) for _ in pools]
-    for index in range(count):
-        at = index % len(pools)
-        pool = pools[at]
-        while len(orders[at]) < batch:
-            # without replacement as long as there are sequences
-            orders[at] = np.concatenate([orders[at], random.permutation(len(pool))])
-        result[index] = pool[orders[at][:batch]].sum(axis=0)
-        orders[at] = orders[at][batch:]
-    return result
-
-
-def _half(source: RoutingSource, array: Int64, half: str) -> Int64:
-    if half == "all":
-        return array
-    if source.kind == "shares":
-        array = array[np.random.default_rng(0).permutation(len(array))]
-    middle = len(array) // 2
-    return array[:middle] if half == "first" else array[middle:]
-
-
-def _draw_tokens(
-    source: RoutingSource,
-    names: tuple[str, ...],
-    count: int,
-    tokens: int,
-    random: np.random.Generator,
-    by_domain: bool,
-) -> Int64:
-    """Independent tokens, each with top_k choices (1 where that is not known)."""
-    rows = tokens * (source.top_k or 1)
-    tables = [source.heat[name] / source.heat[name].sum(axis=1, keepdims=True) for name in names]
-    if not by_domain:
-        tables = [np.mean(tables, axis=0)]
-    result = np.zeros((count, len(source.layers), source.experts), dtype=np.int64)
-    for at, table in enumerate(tables):
-        mine = range(at, count, len(tables))
-        for layer, shares in enumerate(table):
-            result[at :: len(tables), layer] = random.multinomial(rows, shares, size=len(mine))
-    return result

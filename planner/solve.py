@@ -144,7 +144,7 @@ def solve(
     check_second(objective, then, tolerance, workload)
     if then is not None and Feature.BOUND not in backend.features:
         raise OptionError(
-            f"a second objective has no effect: {solver} follows a rule and does not search"
+            f"--then {then} has no effect: solver {solver} follows a rule and does not search"
         )
     if time_limit_seconds <= 0:
         raise OptionError(f"the time limit is {time_limit_seconds} seconds; give a positive one")

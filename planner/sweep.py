@@ -109,8 +109,10 @@ def budgets_between(low_bytes: int, high_bytes: int, steps: int) -> tuple[int, .
         raise OptionError(f"{steps} steps are no range; take 2 or more")
     if high_bytes - low_bytes < steps - 1:
         raise OptionError(
-            f"from {low_bytes:,} to {high_bytes:,} bytes there are no {steps} different budgets; "
-            "write the smaller one first"
+            f"from {low_bytes:,} to {high_bytes:,} bytes there are no {steps} different budgets: "
+            f"take at most {high_bytes - low_bytes + 1} steps"
+            if high_bytes > low_bytes
+            else f"from {low_bytes:,} to {high_bytes:,} is no range; write the smaller one first"
         )
     return tuple(low_bytes + (high_bytes - low_bytes) * i // (steps - 1) for i in range(steps))
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from planner.files import exists, is_file
 from solvers.errors import CheckpointError
 
 __all__ = ["DTYPE_BITS", "StoredTensor", "WeightFile", "read_weight_file", "sampled_digest"]
@@ -92,6 +93,8 @@ def read_weight_file(path: Path) -> WeightFile:
     CheckpointError
         If the file is missing, unreadable, truncated, or its header does not hold together.
     """
+    if exists(path) and not is_file(path):
+        raise _fault(path, "cannot be read: is a folder, a device or a pipe")
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size

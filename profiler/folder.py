@@ -17,13 +17,20 @@ from executor.memory import make_backend
 from executor.source import WeightSource, open_weights
 from executor.tokenizer import load_tokenizer
 from planner.documents import ProfileIndex, document_hash, write_document
+from planner.files import exists, is_dir, read_regular
 from planner.routing import TraceArrays, write_trace
 from profiler.bench import Tokens
 from profiler.measure import Effort, Measurement
 from profiler.prompts import bundled_prompts
 from profiler.record import Recording, longest_prompt, record_routing
 from profiler.tasks import Progress, Task, run_tasks
-from solvers.errors import BudgetError, CheckpointError, OptionError, UnsupportedError
+from solvers.errors import (
+    BudgetError,
+    CheckpointError,
+    DocumentError,
+    OptionError,
+    UnsupportedError,
+)
 
 __all__ = ["profile_checkpoint"]
 
@@ -214,7 +221,7 @@ def _staged(out: Path) -> Iterator[Path]:
     What fails halfway leaves an older profile as it was. Two commands take turns, and what a killed
     one left is cleared by the next.
     """
-    fresh = not out.exists()
+    fresh = not exists(out)
     out.mkdir(parents=True, exist_ok=True)
     lock = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
     staged = out / _STAGED
@@ -236,9 +243,9 @@ def _staged(out: Path) -> Iterator[Path]:
 
 
 def _check_out(out: Path) -> None:
-    if not out.exists():
+    if not exists(out):
         return
-    if not out.is_dir():
+    if not is_dir(out):
         raise OptionError(f"{out}: is a file; name a new folder for the profile")
     foreign = sorted(path.name for path in out.iterdir() if path.name not in _FILES)
     if foreign:
@@ -255,7 +262,7 @@ def _token_ids(
     chosen: list[str | list[int]]
     if prompts is not None:
         chosen = [prompt if isinstance(prompt, str) else list(prompt) for prompt in prompts]
-    elif (folder / "prompts.jsonl").exists():
+    elif exists(folder / "prompts.jsonl"):
         chosen = _own_prompts(folder / "prompts.jsonl")
     elif model.synthetic:
         chosen = _random_prompts(model.vocab_size, seed)
@@ -283,10 +290,10 @@ def _own_prompts(path: Path) -> list[str | list[int]]:
     """A synthetic checkpoint's prompts: ``prompt`` (text) or ``token_ids`` on each line."""
     prompts: list[str | list[int]] = []
     try:
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in read_regular(path).decode().splitlines():
             value = json.loads(line)
             prompts.append(value["prompt"] if "prompt" in value else value["token_ids"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (DocumentError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
     return prompts
 

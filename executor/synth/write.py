@@ -34,6 +34,7 @@ from executor.synth.routing import (
 from executor.synth.weights import Filler, Walk
 from planner.architectures import Architecture, LayerShape, Weight, describe
 from planner.checkpoint import load_config
+from planner.files import exists, is_dir, is_file
 from solvers.errors import OptionError, UnsupportedError
 
 __all__ = ["FAMILIES", "SyntheticSummary", "write_synthetic"]
@@ -144,7 +145,7 @@ def write_synthetic(
     CheckpointError, UnsupportedError
         If the configuration cannot be read, or its family cannot be synthesized.
     """
-    source = load_config(config / "config.json" if config.is_dir() else config)
+    source = load_config(config / "config.json" if is_dir(config) else config)
     body = _cut(config, source, layers, vocab_size, dtype)
     architecture = _describe(config, body)
     choice, groups, top_k = _rule(architecture, body)
@@ -162,7 +163,7 @@ def write_synthetic(
     rho, expected = fit_correlation(routers, target.persistence, choice, seed)
     body[_NOTE] = {
         "note": "random weights, modelled routing: for speed and size, not for what it says",
-        "source": config.name if config.is_file() else config.resolve().name,
+        "source": config.name if is_file(config) else config.resolve().name,
         "source_layers": source.get("num_hidden_layers"),
         "seed": seed,
         "routing": target.source,
@@ -331,11 +332,11 @@ def _stored(layer: LayerShape) -> Iterator[tuple[Weight, str, tuple[int, ...]]]:
 
 def _check_place(out: Path) -> None:
     """``out`` is free, empty, or an older synthetic checkpoint."""
-    if not out.parent.is_dir():
+    if not is_dir(out.parent):
         raise OptionError(f"{out}: the folder above it does not exist")
-    if not out.exists():
+    if not exists(out):
         return
-    if not out.is_dir():
+    if not is_dir(out):
         raise OptionError(f"{out}: is a file; name a folder")
     if any(out.iterdir()):
         try:
@@ -364,7 +365,7 @@ def _temporary(out: Path) -> Path:
 
 def _move(temporary: Path, out: Path) -> None:
     """Put the finished folder in its place."""
-    if out.exists():
+    if exists(out):
         old = temporary.with_name(f"{temporary.name}-old")
         shutil.rmtree(old, ignore_errors=True)
         out.rename(old)

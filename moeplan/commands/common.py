@@ -127,17 +127,16 @@ def search_seconds(solvers: Sequence[str], time_limit: float | None) -> float:
     if not math.isfinite(time_limit):
         raise OptionError(f"--time-limit {time_limit} is not a number of seconds")
     if not any(searches(solver) for solver in solvers):
-        raise OptionError(
-            f"--time-limit has no effect: {', '.join(solvers)} follows a rule and does not search"
-        )
+        rule = "follows a rule and does" if len(solvers) == 1 else "follow rules and do"
+        raise OptionError(f"--time-limit has no effect: {', '.join(solvers)} {rule} not search")
     return time_limit
 
 
 def searches(solver: str) -> bool:
     """Whether a solver searches, rather than to follow a rule."""
-    from solvers.registry import Feature, load
+    from solvers.registry import BOUNDS, Feature, load
 
-    return Feature.BOUND in load(solver).features
+    return solver not in BOUNDS and Feature.BOUND in load(solver).features
 
 
 def second_objective(
@@ -163,15 +162,13 @@ def second_objective(
         share = float(tolerance.removesuffix("%")) / 100
     except ValueError:
         share = math.nan
-    if not (tolerance.endswith("%") and 0 <= share < 1):
+    if "_" in tolerance or not (tolerance.endswith("%") and 0 <= share < 1):
         raise OptionError(f"--tolerance {tolerance!r} is no share; write it like 2%, below 100%")
     return then, share
 
 
 def _if_same(cls: type[D], path: Path, wanted_hash: str) -> D | None:
     """The document at ``path``, if it is there and is the one that was wanted."""
-    if not path.is_file():
-        return None
     try:
         document = load_document(cls, path)
     except DocumentError:

@@ -33,6 +33,7 @@ from planner.documents import (
     load_document,
     write_atomic,
 )
+from planner.files import read_regular
 from solvers.errors import DocumentError, OptionError, StaleError
 
 __all__ = ["document_schema", "load_plan_or_trace", "schema", "show"]
@@ -87,10 +88,8 @@ def load_plan_or_trace(path: Path) -> Plan | Trace:
         If it is neither.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DocumentError(f"{path}: no such file; a plan or a trace was expected") from None
-    except (OSError, ValueError, RecursionError) as error:
+        value = json.loads(read_regular(path, "plan or a trace"))
+    except (ValueError, RecursionError) as error:
         raise DocumentError(f"{path}: cannot be read as JSON: {error}") from error
     kind = value.get("kind") if isinstance(value, dict) else None
     if kind == Plan.kind:
@@ -120,7 +119,8 @@ def show(
     """Explain a plan or a run: words, memory, and one pass as a timeline; or as an HTML page."""
     reporter = reporter_of(ctx)
     plan, trace = _plan_and_trace(documents)
-    check_outputs({"--html": html}, documents)
+    places = [Path(plan.locations.profile)] if plan is not None else []
+    check_outputs({"--html": html}, [*documents, *places])
     model = model_of(plan) if plan is not None else None
     hardware = hardware_of(plan) if plan is not None else None
     if html is not None and pass_index is not None:

@@ -45,7 +45,7 @@ from moeplan.options import (
     check_new_folder,
     check_not_read,
     check_outputs,
-    optional_bandwidth,
+    optional_pace,
     parse_size,
     read_prompts,
     split_names,
@@ -170,7 +170,7 @@ def profile(
     """Measure this machine with this checkpoint, and record which experts its tokens choose."""
     reporter = reporter_of(ctx)
     memory_bytes = parse_size(memory, "--memory")
-    pace = optional_bandwidth(disk_bandwidth, "--disk-bandwidth")
+    pace = optional_pace(disk_bandwidth, "--disk-bandwidth")
     if device not in ("cpu", "cuda"):
         raise OptionError(f"--device {device!r} is unknown; choose cpu or cuda")
     if host_memory is not None and device == "cpu":
@@ -268,7 +268,9 @@ def plan(
     (solver,) = split_names(solver, (*SOLVERS, *BOUNDS, *REFUSED), "--solver", most=1)
     second, share = second_objective((objective,), then, tolerance)
     check_outputs(
-        {"--out": out}, [profile_folder, model, *map(Path, filter(None, (routing, hardware)))]
+        {"--out": out},
+        [profile_folder, model, *map(Path, filter(None, (routing, hardware)))],
+        made="plan",
     )
     limit = search_seconds((solver,), time_limit)
     workload = workload_of(requests, prompt_tokens, new_tokens)

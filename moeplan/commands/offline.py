@@ -9,6 +9,7 @@ import typer
 
 from moeplan.options import check_new_folder, check_not_read, parse_size
 from planner.documents import Machine, Workload
+from planner.files import exists
 from planner.profiles import Profile, load_profile
 from solvers.errors import OptionError
 
@@ -123,7 +124,7 @@ def _made(
     if profile_out is not None:
         check_not_read(profile_out, "--profile-out", [Path(routing), Path(hardware)])
         check_new_folder(profile_out, "--profile-out", [model])
-        if profile_out.exists() and any(profile_out.iterdir()):
+        if exists(profile_out) and any(profile_out.iterdir()):
             raise OptionError(f"--profile-out {profile_out} is not empty; name a new folder")
     machine = _with_host(load_machine(hardware), host_memory)
     spec = read_model(model)

@@ -105,7 +105,7 @@ def place(
         raise OptionError("--inter-bandwidth has no effect with one node: give --nodes")
     if (intra_bandwidth is None) != (inter_bandwidth is None):
         raise OptionError("--intra-bandwidth and --inter-bandwidth go together")
-    check_outputs({"--out": out}, [routing, model])
+    check_outputs({"--out": out}, [routing, model], made="placement")
     source = load_source(routing, series)
     cluster = Cluster(
         devices,

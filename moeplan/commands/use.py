@@ -22,7 +22,7 @@ from moeplan.commands.common import (
     reporter_of,
     trace_summary,
 )
-from moeplan.options import check_outputs, optional_bandwidth, read_prompts
+from moeplan.options import check_outputs, optional_pace, read_prompts
 from moeplan.output import human_bytes, human_number, human_time
 from moeplan.words import explain_trace
 from planner.comparable import disk_pace, pace_words
@@ -114,7 +114,7 @@ def run(
     read = [plan_file, prompts, checkpoint, store, profile]
     read += [Path(place) for place in places if place]
     check_outputs({"--out": out, "--trace": trace}, read)
-    pace = optional_bandwidth(disk_bandwidth, "--disk-bandwidth")
+    pace = optional_pace(disk_bandwidth, "--disk-bandwidth")
     hardware = hardware_of(plan, profile)
     if hardware is not None:
         planned = disk_pace(hardware)

@@ -85,11 +85,12 @@ def compare(
         load_runnable(name)
     second, share = second_objective(goals, then, tolerance)
     if second is not None and not any(searches(name) for name in chosen):
-        raise OptionError(f"--then has no effect: {', '.join(asked)} follow rules")
+        follows = "follows a rule" if len(asked) == 1 else "follow rules"
+        raise OptionError(f"--then {second} has no effect: {', '.join(asked)} {follows}")
     check_outputs({"--html": html}, [profile_folder])
     if html is not None:
         require_plotly()
-    limit = search_seconds(chosen, time_limit)
+    limit = search_seconds(asked, time_limit)
     loaded = load_profile(profile_folder)
     workload = workload_of(requests, prompt_tokens, new_tokens)
     rows: list[ComparisonRow] = []

@@ -75,9 +75,9 @@ def test_names_keep_their_order_and_are_known() -> None:
 
 def test_outputs_are_checked_before_the_work(tmp_path: Path) -> None:
     given = tmp_path / "plan.json"
-    given.write_text("{}")
+    given.write_text('{"kind": "plan"}')
     check_output(tmp_path / "new.json", "--out", [given, None])
-    check_output(given, "--out", [])  # an older output may be replaced
+    check_output(given, "--out", [], "plan")  # an older output may be replaced
     with pytest.raises(OptionError, match="is one of the inputs"):
         check_output(tmp_path / "." / "plan.json", "--out", [given])
     with pytest.raises(OptionError, match="is a folder"):

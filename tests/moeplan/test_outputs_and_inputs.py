@@ -151,3 +151,133 @@ def test_a_name_that_no_document_can_hold_is_refused_before_the_work(
     out = tmp_path / "out"
     assert cli.main(["profile", str(folder), "--memory", "1MiB", "--out", str(out)]) == 2
     assert "control characters" in capsys.readouterr().err
+
+
+PAGE = "<!doctype html>\n<title>moeplan: a plan</title>"
+OUTPUT = '{"prompt": "a \\"b", "text": "c", "token_ids": [1]}\n'
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        ("plan", '{"kind": "plan"}'),
+        ("trace", '{\n "kind": "trace",'),
+        ("page", PAGE),
+        ("outputs", OUTPUT),
+        ("placement", ""),
+    ],
+)
+def test_an_output_replaces_only_its_own_kind(tmp_path: Path, made: str, text: str) -> None:
+    path = tmp_path / "there"
+    path.write_text(text)
+    check_output(path, "--out", [], made)
+    for other in ('{"kind": "model"}', "thesis", '{"prompt": "mine"}', "<!doctype html>mine", PAGE):
+        if made != "page" or other is not PAGE:
+            path.write_text(other)
+            with pytest.raises(OptionError, match="is there and holds no older"):
+                check_output(path, "--out", [], made)
+    path.write_bytes(b"PK\xff\xfe")
+    with pytest.raises(OptionError, match="is there and holds no older"):
+        check_output(path, "--out", [], made)
+
+
+@pytest.mark.parametrize("name", ["profile.json", "store.json", "a.safetensors"])
+def test_no_output_lies_in_a_profile_a_store_or_a_checkpoint(tmp_path: Path, name: str) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / name).touch()
+    (tmp_path / "link").symlink_to(tmp_path / "kept")
+    for folder in ("kept", "link"):
+        with pytest.raises(OptionError, match="which is read"):
+            check_output(tmp_path / folder / "plan.json", "--out", [], "plan")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["plan", "p", "--memory", "1MiB", "--time-limit", "inf"],
+        ["compare", "p", "--memory", "1MiB", "--time-limit", "Infinity"],
+        ["sweep", "p", "--memory", "1MiB..2MiB", "--time-limit", "1e999"],
+        ["place", "--routing", "p", "--devices", "2", "--time-limit", "inf"],
+        ["explain", "p", "--time-limit", "inf"],
+        ["plan", "p", "--memory", "1MiB", "--time-limit", "nan"],
+        ["verify", "p", "q", "--max-error", "inf"],
+        ["plan", "p", "--memory", "1MiB", "--requests", "1_0"],
+        ["plan", "p", "--memory", "1MiB", "--requests", "٣"],
+        ["plan", "p", "--memory", "1MiB", "--then", "bytes", "--tolerance", "1_0%"],
+        ["run", "p", "--prompts", "a.txt", "--max-new-tokens", "1_0"],
+    ],
+    ids=lambda argv: argv[0],
+)
+def test_numbers_are_plain_and_finite(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(argv) == 2
+    assert argv[-2] in (line := capsys.readouterr().err)
+    assert len(line.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (
+            ["compare", "p", "--memory", "1MiB", "--solvers", "belady", "--time-limit", "3"],
+            "--time-limit has no effect: belady follows a rule and does not search",
+        ),
+        (
+            ["compare", "p", "--memory", "1MiB", "--solvers", "lru,lifo", "--then", "bytes"],
+            "--then bytes has no effect: lru, lifo follow rules",
+        ),
+        (["sweep", "p", "--memory", "1B..2B", "--steps", "3"], "at most 2 steps"),
+        (
+            ["profile", "p", "--memory", "1MiB", "--out", "q", "--disk-bandwidth", "1B/s"],
+            "too slow to end; give 1MB/s or more",
+        ),
+    ],
+)
+def test_messages_name_what_to_change(
+    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(argv) == 2
+    assert said in capsys.readouterr().err
+
+
+LONG = "a" * 300
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["show", LONG],
+        ["check", LONG],
+        ["plan", LONG, "--memory", "1MiB"],
+        ["profile", LONG, "--memory", "1MiB", "--out", "o"],
+        ["profile", ".", "--memory", "1MiB", "--out", LONG],
+        ["pack", LONG, "o"],
+        ["synth", LONG, "--out", "o"],
+        ["place", "--routing", LONG, "--devices", "2"],
+        ["run", LONG, "--prompts", "p.txt"],
+        ["verify", LONG, "t"],
+        ["explain", LONG],
+    ],
+    ids=lambda argv: argv[0],
+)
+def test_names_that_are_too_long(
+    argv: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(argv) == 2
+    line = capsys.readouterr().err
+    assert "File name too long" in line
+    assert len(line.splitlines()) == 1
+
+
+def test_what_nobody_foresaw_of_a_file_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "locked/plan.json")
+
+    monkeypatch.setattr("moeplan.commands.look._plan_and_trace", fails)
+    assert cli.main(["show", "p"]) == 2
+    assert capsys.readouterr().err == "moeplan: locked/plan.json: Permission denied\n"

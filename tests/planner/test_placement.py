@@ -12,7 +12,8 @@ import pytest
 from planner.documents import ExpertPlacement, document_hash, load_document, write_document
 from planner.placement import Cluster, expert_room, place, scenes_of
 from planner.routing import TraceArrays, write_trace
-from planner.routing_sources import draw_scenarios, load_source
+from planner.routing_draws import draw_scenarios
+from planner.routing_sources import load_source
 from solvers.errors import BudgetError, DocumentError, OptionError
 
 

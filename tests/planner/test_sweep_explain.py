@@ -35,8 +35,10 @@ def test_budgets() -> None:
     assert budgets_between(0, 10, 3) == (0, 5, 10)
     with pytest.raises(OptionError, match="1 steps are no range"):
         budgets_between(10, 20, 1)
-    with pytest.raises(OptionError, match="no 8 different budgets"):
+    with pytest.raises(OptionError, match="write the smaller one first"):
         budgets_between(20, 10, 8)
+    with pytest.raises(OptionError, match="at most 2 steps"):
+        budgets_between(1, 2, 3)
 
 
 @pytest.mark.parametrize("solver", ["flexgen", "cpsat"])

@@ -1,0 +1,140 @@
+"""Scenarios drawn from routing statistics."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.routing_sources import MOST_CELLS, RoutingSource
+from solvers.errors import OptionError
+
+__all__ = ["check_work", "draw_scenarios"]
+
+Int64 = npt.NDArray[np.int64]
+
+_MOST_SUMS = 1 << 34
+"""Scenarios x batch x layers x experts: numbers added up in drawing, about 20 seconds of work."""
+_MOST_TOKENS = 1 << 31
+"""Independent tokens of a batch, and (x top_k) their choices: more than any prompt or service."""
+
+
+def check_work(source: RoutingSource, count: int, batch: int) -> None:
+    """Refuse what would not end, or not fit into memory, before any of it is drawn.
+
+    Raises
+    ------
+    OptionError
+        Naming the largest number that works.
+    """
+    cells = len(source.layers) * source.experts
+    size = f"{len(source.layers):,} layers of {source.experts:,} experts"
+    if count * cells > MOST_CELLS:
+        raise OptionError(
+            f"{count:,} scenarios are too many for {size}: at most {MOST_CELLS // cells:,} work"
+        )
+    if source.heat:
+        most = _MOST_TOKENS // (source.top_k or 1)
+    else:
+        most = min(_MOST_SUMS // (count * cells), MOST_CELLS // cells)
+    if batch > most:
+        raise OptionError(
+            f"a batch of {batch:,} is too large for {count:,} scenarios of {size}: at most "
+            f"{most:,} works"
+        )
+
+
+def draw_scenarios(
+    source: RoutingSource,
+    count: int,
+    *,
+    batch: int,
+    seed: int,
+    half: Literal["first", "second", "all"],
+    domains: tuple[str, ...] | None = None,
+    by_domain: bool = False,
+) -> Int64:
+    """Rows that batches ask of each expert: [count, layers, experts].
+
+    Parameters
+    ----------
+    source
+        Statistics.
+    count
+        Scenarios.
+    batch
+        Sequences in a batch; of a source that has no sequences, tokens.
+    seed
+        Of the drawing. ``first`` and ``second`` are disjoint halves of every domain's sequences: of
+        a trace in recorded order, of shares after a shuffle (they are sorted by domain). Counts
+        have no halves; other tokens are drawn instead.
+    half
+        Which half.
+    domains
+        Only these.
+    by_domain
+        Each batch is of one domain, domains in turn; otherwise batches mix them all.
+
+    Raises
+    ------
+    OptionError
+        If a domain is unknown, or there is nothing to draw from.
+    """
+    names = source.domains if domains is None else domains
+    for name in names:
+        if name not in source.domains:
+            some = ", ".join(source.domains[:20])
+            raise OptionError(f"routing domain {name!r} is unknown; there are {some}")
+    if count < 1 or batch < 1:
+        raise OptionError(f"{count} scenarios of {batch}: give positive numbers")
+    check_work(source, count, batch)
+    random = np.random.default_rng((seed, {"first": 0, "second": 1, "all": 2}[half]))
+    if source.heat:
+        return _draw_tokens(source, names, count, batch, random, by_domain)
+    pools = [_half(source, source.sequences[name], half) for name in names]
+    if not by_domain:
+        pools = [np.concatenate(pools)]
+    if min(len(pool) for pool in pools) < 1:
+        raise OptionError("a half of the routing statistics holds no sequence: record more")
+    result = np.zeros((count, len(source.layers), source.experts), dtype=np.int64)
+    orders: list[npt.NDArray[np.int64]] = [np.empty(0, dtype=np.int64) for _ in pools]
+    for index in range(count):
+        at = index % len(pools)
+        pool = pools[at]
+        while len(orders[at]) < batch:
+            # without replacement as long as there are sequences
+            orders[at] = np.concatenate([orders[at], random.permutation(len(pool))])
+        result[index] = pool[orders[at][:batch]].sum(axis=0)
+        orders[at] = orders[at][batch:]
+    return result
+
+
+def _half(source: RoutingSource, array: Int64, half: str) -> Int64:
+    if half == "all":
+        return array
+    if source.kind == "shares":
+        array = array[np.random.default_rng(0).permutation(len(array))]
+    middle = len(array) // 2
+    return array[:middle] if half == "first" else array[middle:]
+
+
+def _draw_tokens(
+    source: RoutingSource,
+    names: tuple[str, ...],
+    count: int,
+    tokens: int,
+    random: np.random.Generator,
+    by_domain: bool,
+) -> Int64:
+    """Independent tokens, each with top_k choices (1 where that is not known)."""
+    rows = tokens * (source.top_k or 1)
+    tables = [source.heat[name] / source.heat[name].sum(axis=1, keepdims=True) for name in names]
+    if not by_domain:
+        tables = [np.mean(tables, axis=0)]
+    result = np.zeros((count, len(source.layers), source.experts), dtype=np.int64)
+    for at, table in enumerate(tables):
+        mine = range(at, count, len(tables))
+        for layer, shares in enumerate(table):
+            result[at :: len(tables), layer] = random.multinomial(rows, shares, size=len(mine))
+    return result
