@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from executor.device import Device
 from executor.direct import ReadInto, preadv
 from executor.generation import Generation
 from executor.memory import make_backend
+from executor.prompts import Prompts, check_limit, encode
 from executor.reference import Reference
 from executor.source import WeightSource, open_weights
 from executor.tokenizer import Tokenizer, end_tokens, load_tokenizer
@@ -96,6 +98,8 @@ class Engine(Closing):
         verify: bool = False,
         progress: Callable[[int, int], None] | None = None,
         read_into: ReadInto = preadv,
+        prompts: Prompts | None = None,
+        max_new_tokens: int | None = None,
     ) -> Engine:
         """Check a plan against what lies on this machine, and load its residents.
 
@@ -114,6 +118,8 @@ class Engine(Closing):
             Called with bytes loaded and to be loaded.
         read_into
             For tests that inject faults.
+        prompts, max_new_tokens
+            What ``generate`` will be asked, to be refused before anything is loaded.
 
         Raises
         ------
@@ -125,7 +131,10 @@ class Engine(Closing):
             If this machine or this moeplan cannot run the plan.
         DocumentError
             If the policy does not fit the model, or the account of memory is not the model's.
+        OptionError
+            As ``generate``.
         """
+        check_limit(plan.workload, max_new_tokens)
         folder = checkpoint or Path(plan.locations.checkpoint)
         check_can_run(plan, folder)
         if store is None and plan.inputs.store_fingerprint is not None:
@@ -139,6 +148,13 @@ class Engine(Closing):
             check_documents(plan, source, profile)
             check_policy(source.model, plan.policy)
             check_account(plan, source.model)
+            if prompts is not None:
+                encode(
+                    prompts,
+                    plan.workload,
+                    source.model.vocab_size,
+                    cache(lambda: load_tokenizer(source.checkpoint.folder)),
+                )
             return cls(
                 plan,
                 source,
@@ -154,7 +170,7 @@ class Engine(Closing):
 
     def generate(
         self,
-        prompts: Sequence[str] | Sequence[Sequence[int]],
+        prompts: Prompts,
         max_new_tokens: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Output]:
@@ -176,14 +192,12 @@ class Engine(Closing):
         RunError
             If the machine stops the run; ``outputs`` then holds what is there.
         """
-        workload = self.plan.workload
-        limit = workload.new_tokens if max_new_tokens is None else max_new_tokens
-        if not 1 <= limit <= workload.new_tokens:
-            raise OptionError(
-                f"{limit} new tokens are asked for; the plan allows 1 to {workload.new_tokens}: "
-                f"plan again with --new-tokens {max(limit, 1)}"
-            )
-        ids, texts = self._encode(prompts)
+        limit = check_limit(self.plan.workload, max_new_tokens)
+        ids = encode(prompts, self.plan.workload, self._source.model.vocab_size, self.tokenizer)
+        texts = [
+            prompt if isinstance(prompt, str) else self._decode(tokens)
+            for prompt, tokens in zip(prompts, ids, strict=True)
+        ]
         run = self._run = Generation(self._device, ids, limit, self._end_tokens)
         reference = self._reference = Reference()
         reference.take()
@@ -197,39 +211,6 @@ class Engine(Closing):
             ]
         self._device.ledger.check_integrity()
         return self.outputs
-
-    def _encode(
-        self, prompts: Sequence[str] | Sequence[Sequence[int]]
-    ) -> tuple[list[list[int]], list[str]]:
-        workload, model = self.plan.workload, self._source.model
-        if not 1 <= len(prompts) <= workload.requests:
-            raise OptionError(
-                f"{len(prompts)} prompts are given; the plan is for 1 to {workload.requests}: "
-                f"plan again with --requests {max(len(prompts), 1)}"
-            )
-        ids: list[list[int]] = []
-        for prompt in prompts:
-            if isinstance(prompt, str):
-                ids.append(self.tokenizer().encode(prompt))
-            else:
-                ids.append([int(token) for token in prompt])
-        for number, tokens in enumerate(ids, 1):
-            if not tokens:
-                raise OptionError(f"prompt {number} is empty; a prompt has one token at least")
-            if len(tokens) > workload.prompt_tokens:
-                raise OptionError(
-                    f"prompt {number} has {len(tokens)} tokens; the plan is for at most "
-                    f"{workload.prompt_tokens}: plan again with --prompt-tokens {len(tokens)}"
-                )
-            if not all(0 <= token < model.vocab_size for token in tokens):
-                raise OptionError(
-                    f"prompt {number} has a token outside the vocabulary of {model.vocab_size}"
-                )
-        texts = [
-            prompt if isinstance(prompt, str) else self._decode(tokens)
-            for prompt, tokens in zip(prompts, ids, strict=True)
-        ]
-        return ids, texts
 
     def tokenizer(self) -> Tokenizer:
         """The checkpoint's tokenizer.

@@ -13,6 +13,7 @@ from executor.routing import RoutingLog
 from executor.runtime import Runtime
 from executor.schedule import Schedule
 from planner.documents import TraceTotals
+from solvers.errors import RunError
 
 __all__ = ["Generation"]
 
@@ -67,7 +68,8 @@ class Generation:
         Raises
         ------
         RunError
-            If the machine stops the run; ``results`` then holds what there is.
+            If the machine stops the run, or logits are no numbers; ``results`` then holds what
+            there is.
         """
         begin = self.recorder.origin_ns
         self._transfers.start()
@@ -92,6 +94,7 @@ class Generation:
             self._device.operations.begin(counts, past)
             tokens = [token for some in fresh for token in some]
             alive, following = self._runtime.run_pass(len(self._pass_ns), tokens)
+            self._check_finite([members[index] for index in alive])
             past = [before + count for before, count in zip(past, counts, strict=True)]
             fresh = [[] for _ in members]
             for index, token in zip(alive, following, strict=True):
@@ -106,6 +109,15 @@ class Generation:
                 self._prefill_ns += elapsed
             if progress is not None:
                 progress(sum(map(len, self.results)), self._limit * len(self._prompts))
+
+    def _check_finite(self, prompts: list[int]) -> None:
+        broken = self._device.operations.not_finite()
+        if broken:
+            raise RunError(
+                f"pass {len(self._pass_ns)}: the logits of prompt {prompts[broken[0]] + 1} are NaN "
+                "or infinite, so no token can be chosen: the checkpoint's weights are damaged, or "
+                f"too large for its type ({len(broken)} of {len(prompts)} sequences)"
+            )
 
     def _on_routed(self, layer: int) -> None:
         self.routing.add(layer, self._device, self._members)

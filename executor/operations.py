@@ -324,7 +324,10 @@ class Operations:
         best, token = logits.max(dim=1)
         token += first
         # of equal logits the lowest token wins, as in a search over all; tiles come in any order
-        better = (best > self._best) | ((best == self._best) & (token < self._best_token))
+        # NaN is larger than nothing, but must not get lost
+        better = (
+            best.isnan() | (best > self._best) | ((best == self._best) & (token < self._best_token))
+        )
         self._best = torch.where(better, best, self._best)
         self._best_token = torch.where(better, token, self._best_token)
         return logits
@@ -333,6 +336,11 @@ class Operations:
         """The likeliest next token of each unfinished sequence (greedy)."""
         tokens: list[int] = self._best_token.tolist()
         return tokens
+
+    def not_finite(self) -> list[int]:
+        """Which of the unfinished sequences have logits that are no numbers to choose by."""
+        found: list[int] = (~self._best.isfinite()).nonzero().flatten().tolist()
+        return found
 
 
 def feed_expert(adapter: Adapter, rows: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,11 +17,23 @@ __all__ = ["Tokenizer", "end_tokens", "load_tokenizer"]
 class Tokenizer(Protocol):
     """Encodes as transformers does by default: special tokens are added, and left out of text."""
 
+    @property
+    def longest(self) -> int:
+        """Characters of text that a token can stand for, blanks between words included."""
+
     def encode(self, text: str) -> list[int]:
         """Token ids of ``text``."""
 
     def decode(self, ids: list[int]) -> str:
         """Text of token ids."""
+
+
+_LEAST_LONGEST = 256
+"""Some tokenizers give one token for a run of blanks or an unknown word."""
+
+
+def _longest(vocabulary: Iterable[str]) -> int:
+    return max(_LEAST_LONGEST, *map(len, vocabulary))
 
 
 class _Fast:
@@ -33,6 +46,7 @@ class _Fast:
         # a file may ask for padding or truncation; prompts are taken as they are
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
+        self.longest = _longest(self._tokenizer.get_vocab())
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text).ids)
@@ -48,6 +62,7 @@ class _Slow:
         from transformers import AutoTokenizer
 
         self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self.longest = _longest(self._tokenizer.get_vocab())
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text))

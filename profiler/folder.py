@@ -276,7 +276,9 @@ def _token_ids(
     ids = []
     for prompt in chosen:
         if isinstance(prompt, str):
-            prompt = tokenizer.encode(prompt) if tokenizer is not None else []
+            # what lies beyond the context is not looked at
+            short = prompt[: room * tokenizer.longest] if tokenizer is not None else ""
+            prompt = tokenizer.encode(short) if tokenizer is not None else []
         if not all(0 <= token < model.vocab_size for token in prompt):
             raise OptionError(f"a prompt has a token outside the vocabulary of {model.vocab_size}")
         if prompt:

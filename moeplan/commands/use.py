@@ -136,6 +136,8 @@ def run(
             profile=profile,
             paced_bytes_per_second=pace,
             progress=progress,
+            prompts=asked,
+            max_new_tokens=max_new_tokens,
         )
     with loaded as engine:
         with reporter.steps("run") as progress:

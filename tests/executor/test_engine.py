@@ -17,9 +17,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from executor import Engine, open_weights, pack
 from executor.adapters import FAMILIES, make_adapter
+from executor.prompts import encode
 from planner.documents import LayerPolicy, Plan, Policy, Workload, document_hash
 from planner.memory import smallest_budget, smallest_policy
 from solvers.errors import (
@@ -27,6 +29,7 @@ from solvers.errors import (
     CheckpointError,
     DocumentError,
     OptionError,
+    RunError,
     StaleError,
     UnsupportedError,
 )
@@ -472,3 +475,59 @@ def test_logits_in_reduced_precision(
     assert got.shape == want.shape
     off = (got - want).abs().mean(dim=1) / want.std(dim=1)
     assert float(off.median()) < tolerance
+
+
+@pytest.mark.parametrize(
+    ("tensor", "value"), [("gate", "nan"), ("gate", "inf"), ("lm_head", "nan")]
+)
+def test_logits_that_are_no_numbers_end_a_run(
+    checkpoint: Path, plan: Plan, helpers: Any, tmp_path: Path, tensor: str, value: str
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(checkpoint, copy)
+    (file,) = copy.glob("*.safetensors")
+    weights = load_file(file)
+    name = next(one for one in weights if tensor in one)
+    weights[name][1] = float(value)
+    save_file(weights, file, {"format": "pt"})
+    broken = helpers.plan(copy, plan.policy, WORKLOAD)
+    with Engine.from_plan(broken) as engine:
+        with pytest.raises(RunError, match=r"pass 0: the logits of prompt 1 are NaN or infinite"):
+            engine.generate([[5, 9], [17, 4, 60]])
+        assert [output.token_ids for output in engine.outputs] == [(), ()]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"max_new_tokens": 7}, "7 new tokens"),
+        ({"prompts": [[5]] * 5}, "5 prompts"),
+        ({"prompts": [[5] * 9]}, "has 9 tokens"),
+        ({"prompts": [[10**6]]}, "outside the vocabulary"),
+    ],
+)
+def test_what_is_asked_is_refused_before_weights_are_loaded(
+    plan: Plan, asked: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loads(*_: object, **__: object) -> None:
+        raise AssertionError("weights are loaded")
+
+    monkeypatch.setattr(Engine, "__init__", loads)
+    with pytest.raises(OptionError, match=said):
+        Engine.from_plan(plan, **asked)
+
+
+def test_a_text_without_end_is_not_tokenized() -> None:
+    class Words:
+        longest = 10
+
+        def encode(self, text: str) -> list[int]:
+            assert len(text) <= 80
+            return [1] * (len(text) // 10)
+
+        def decode(self, ids: list[int]) -> str:
+            return ""
+
+    assert encode(["a" * 80], WORKLOAD, 2, Words) == [[1] * 8]
+    with pytest.raises(OptionError, match="81 characters, more than 8 tokens"):
+        encode(["a" * 81], WORKLOAD, 2, Words)

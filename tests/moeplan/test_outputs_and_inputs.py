@@ -48,7 +48,14 @@ def test_an_output_never_lies_in_a_folder_that_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ['{"prompt": "\\ud800"}', '{"token_ids": [99999999999999999999999]}']
+    "line",
+    [
+        '{"prompt": "\\ud800"}',
+        '{"token_ids": [99999999999999999999999]}',
+        '{"token_ids": [' + "9" * 5_000 + "]}",
+        '{"prompt": "a", "prompt": "b"}',
+    ],
+    ids=["half", "large", "digits", "twice"],
 )
 def test_what_no_tokenizer_can_take_is_refused(tmp_path: Path, line: str) -> None:
     path = tmp_path / "prompts.jsonl"
