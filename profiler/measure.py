@@ -200,9 +200,24 @@ class Measurement:
             tasks.append(Task("copying beside computing", 2_000_000_000, task))
         return tasks
 
+    @property
+    def _beside_chunk(self) -> int:
+        """Pieces of the copies beside which compute is measured.
+
+        From host memory 1 MiB takes no longer than Python needs to queue it, and the two threads
+        would get in each other's way as in no plan: plans take the largest pieces that fit.
+        """
+        return CHUNK_BYTES[0] if self.backend.link == "h2d" else 1 << 20
+
     def _streaming(self, cell: Cell) -> BenchPlan | None:
         for slots in _SLOTS[:-1]:
-            layout = Layout(self.model, self.memory_bytes, slots, stream=True, chunk_bytes=1 << 20)
+            layout = Layout(
+                self.model,
+                self.memory_bytes,
+                slots,
+                stream=True,
+                chunk_bytes=self._beside_chunk,
+            )
             plan = layout.plan(cell.workload)
             if plan is not None and layout.roomy(plan):
                 return plan
@@ -289,7 +304,7 @@ class Measurement:
         """Bytes/s of copies in the pieces that contention was measured with."""
         fit = fit_link(self.copies)
         size = self.model.layers[Layout(self.model, 0).moe_layer].expert_bytes
-        chunks = -(-size // (1 << 20))
+        chunks = -(-size // self._beside_chunk)
         slope = 1e9 / fit.bandwidth_bytes_per_second.value
         return size * 1e9 / (chunks * fit.latency_ns.value + size * slope)
 
