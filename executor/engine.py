@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 
 from executor.allocator import tune_process
+from executor.backends import make_backend
 from executor.checks import check_account, check_can_run, check_documents, streams_over
 from executor.closing import Closing
 from executor.device import Device
 from executor.direct import ReadInto, preadv
 from executor.generation import Generation
-from executor.memory import make_backend
 from executor.prompts import Prompts, check_limit, encode
 from executor.reference import Reference
 from executor.source import WeightSource, open_weights

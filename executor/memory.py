@@ -15,9 +15,8 @@ from executor.recorder import KEPT_PASSES, Recorder
 from executor.schedule import Chunk, Schedule
 from executor.transfers import Transfers
 from planner.memory import aligned
-from solvers.errors import OptionError, UnsupportedError
 
-__all__ = ["Backend", "CpuBackend", "Lane", "Memory", "Region", "Regions", "make_backend"]
+__all__ = ["Backend", "CpuBackend", "Lane", "Link", "Memory", "Region", "Regions"]
 
 Link = Literal["disk", "h2d"]
 
@@ -153,34 +152,3 @@ class CpuBackend:
         """Memory for one device: embedding rows lie with the rest."""
         arena = Arena(arena_bytes, ledger)
         return _CpuMemory(arena, arena)
-
-
-def make_backend(device: str, *, link: Link = "disk") -> Backend:
-    """The kind of device that a plan or an option names.
-
-    Parameters
-    ----------
-    device
-        ``cpu`` or ``cuda``.
-    link
-        Where streamed units come from: ``disk``, or ``h2d`` (pinned host memory, read once;
-        ``cuda`` only).
-
-    Raises
-    ------
-    OptionError
-        If there is no such device.
-    UnsupportedError
-        If torch finds no CUDA GPU on this machine.
-    """
-    if device == "cpu":
-        return CpuBackend()
-    if device != "cuda":
-        raise OptionError(f"device {device!r} is unknown; choose cpu or cuda")
-    if not torch.cuda.is_available():
-        raise UnsupportedError(
-            "device 'cuda': torch finds no CUDA GPU on this machine; use cpu, or a machine with one"
-        )
-    from executor.cuda import CudaBackend
-
-    return CudaBackend(link)

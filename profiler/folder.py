@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from executor.allocator import tune_process
+from executor.backends import make_backend
 from executor.device import DTYPES
-from executor.memory import make_backend
 from executor.source import WeightSource, open_weights
 from executor.tokenizer import load_tokenizer
 from planner.documents import ProfileIndex, document_hash, write_document

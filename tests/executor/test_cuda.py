@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from executor import Engine, open_weights, pack
+from executor.backends import make_backend
 from executor.cuda import LIBRARY_BYTES
 from executor.ledger import Ledger
-from executor.memory import make_backend
 from planner.documents import Event, Plan, Policy, Timeline, Workload
 from planner.memory import smallest_policy
 from solvers.errors import BudgetError, OptionError, RunError, UnsupportedError
