@@ -97,11 +97,15 @@ class Cluster:
 
 @dataclass(frozen=True, eq=False)
 class Scenes:
-    """Scenarios to fit and to judge by, [scenarios, layers, experts], and how they were drawn."""
+    """Scenarios to fit and to judge by, [scenarios, layers, experts], and how they were drawn.
+
+    ``kinds`` [scenarios] numbers the domain of each fitted one, where each is of one domain.
+    """
 
     fit: npt.NDArray[np.int64]
     judge: npt.NDArray[np.int64]
     drawn: str
+    kinds: npt.NDArray[np.int64] | None = None
 
 
 def scenes_of(
@@ -119,7 +123,7 @@ def scenes_of(
 
     Where the domains differ, all sequences of both are used.
     """
-    check_work(source, max(scenarios, judged), batch)
+    check_work(source, max(scenarios, judged), batch, scenarios)
     same = fit_domains == judge_domains
     common = {"batch": batch, "by_domain": by_domain}
     fit = draw_scenarios(
@@ -140,7 +144,10 @@ def scenes_of(
     )
     unit = "tokens" if source.heat else "sequences" if batch > 1 else "sequence"
     words = f"batches of {batch} {unit}{' of one domain' if by_domain else ''}: {source.statement}"
-    return Scenes(fit, judge, words)
+    count = len(source.domains if fit_domains is None else fit_domains)
+    # domains come in turn (see draw_scenarios)
+    kinds = np.arange(scenarios) % count if by_domain and count > 1 else None
+    return Scenes(fit, judge, words, kinds)
 
 
 def expert_room(
@@ -260,7 +267,8 @@ def place(
         asked = (fit.load.sum(axis=2) > 0).sum(axis=0)
         bound = float((stage_bounds(fit) * asked).sum() / max(int(asked.sum()), 1))
     else:
-        placed = solve_exactly(fit, method, Limits(time_limit_seconds, time_limit_seconds, seed))
+        limits = Limits(time_limit_seconds, time_limit_seconds, seed)
+        placed = solve_exactly(fit, method, limits, scenes.kinds)
         placement, bound = placed.placement, placed.bound
         stop = "optimal" if placed.stop is Stop.OPTIMAL else "time_limit"
     if source.joint is not None and cluster.devices > 1 and method != "contiguous":

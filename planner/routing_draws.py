@@ -16,32 +16,43 @@ Int64 = npt.NDArray[np.int64]
 
 _MOST_SUMS = 1 << 34
 """Scenarios x batch x layers x experts: numbers added up in drawing, about 20 seconds of work."""
+_MOST_SCENARIOS = 1 << 17
+_MOST_DRAWN = 1 << 25
+"""Scenarios x batch of sequences, drawn one by one."""
 _MOST_TOKENS = 1 << 31
 """Independent tokens of a batch, and (x top_k) their choices: more than any prompt or service."""
 
 
-def check_work(source: RoutingSource, count: int, batch: int) -> None:
+def check_work(source: RoutingSource, count: int, batch: int, asked: int | None = None) -> None:
     """Refuse what would not end, or not fit into memory, before any of it is drawn.
+
+    Parameters
+    ----------
+    source
+        Statistics.
+    count, batch
+        As ``draw_scenarios``.
+    asked
+        What ``--scenarios`` said, where ``count`` follows from that.
 
     Raises
     ------
     OptionError
         Naming the largest number that works.
     """
+    asked = count if asked is None else asked
     cells = len(source.layers) * source.experts
     size = f"{len(source.layers):,} layers of {source.experts:,} experts"
-    if count * cells > MOST_CELLS:
-        raise OptionError(
-            f"{count:,} scenarios are too many for {size}: at most {MOST_CELLS // cells:,} work"
-        )
+    most = min(MOST_CELLS // cells, _MOST_SCENARIOS) * asked // count
+    if asked > most:
+        raise OptionError(f"--scenarios {asked} is too many for {size}: at most {most} work")
     if source.heat:
         most = _MOST_TOKENS // (source.top_k or 1)
     else:
-        most = min(_MOST_SUMS // (count * cells), MOST_CELLS // cells)
+        most = min(_MOST_SUMS // (count * cells), MOST_CELLS // cells, _MOST_DRAWN // count)
     if batch > most:
         raise OptionError(
-            f"a batch of {batch:,} is too large for {count:,} scenarios of {size}: at most "
-            f"{most:,} works"
+            f"--batch {batch} is too large for {asked} scenarios of {size}: at most {most} works"
         )
 
 
@@ -102,9 +113,10 @@ def draw_scenarios(
     for index in range(count):
         at = index % len(pools)
         pool = pools[at]
-        while len(orders[at]) < batch:
-            # without replacement as long as there are sequences
-            orders[at] = np.concatenate([orders[at], random.permutation(len(pool))])
+        # without replacement as long as there are sequences
+        rounds = max(-(-(batch - len(orders[at])) // len(pool)), 0)
+        more = [random.permutation(len(pool)) for _ in range(rounds)]
+        orders[at] = np.concatenate([orders[at], *more])
         result[index] = pool[orders[at][:batch]].sum(axis=0)
         orders[at] = orders[at][batch:]
     return result
