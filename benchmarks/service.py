@@ -46,6 +46,7 @@ from planner.catalogue import load_machine
 from planner.documents import Plan, parse_document
 from planner.drawn_routing import draw_routing
 from planner.model_spec import read_model
+from planner.objectives import OBJECTIVES
 from planner.offline import choose_dtype, offline_profile
 from planner.profiles import Profile
 from solvers.errors import RunError
@@ -342,8 +343,9 @@ def measure_load(
                 "compare",
                 profile=digest,
                 memory_bytes=MEMORY_BYTES,
-                workload={**WORKLOAD, "requests": 256},
+                workload={**WORKLOAD, "requests": 1024},
                 solvers=["cpsat", "milp"],
+                objectives=list(OBJECTIVES),
                 time_limit_seconds=600.0,
                 seed=seed,
             ).id

@@ -30,7 +30,7 @@ __all__ = ["Worker", "WorkerSettings", "main"]
 _log = logging.getLogger("moeplan.worker")
 
 _TICK_SECONDS = 0.2
-_NICE = 10
+_NICE = 19
 """Searches give way to whoever answers requests."""
 _DATABASE_RETRY_SECONDS = 1.0
 
