@@ -75,7 +75,7 @@ def test_without_a_bound_there_is_no_distance(rows: list[ComparisonRow]) -> None
 
 def test_the_table_says_what_the_bound_is_for(rows: list[ComparisonRow]) -> None:
     console = Console(width=110, record=True, file=io.StringIO())
-    console.print(_table("throughput", rows))
+    console.print(_table("throughput", rows, []))
     text = console.export_text()
     lines = {line.split()[0]: line for line in text.splitlines() if line.strip()}
     assert "20.0%" in lines["flexgen"]
