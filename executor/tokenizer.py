@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from planner.checkpoint import Checkpoint
-from planner.files import exists, read_regular
+from planner.files import exists, is_file, read_regular
 from solvers.errors import CheckpointError, DocumentError
 
 __all__ = ["Tokenizer", "end_tokens", "load_tokenizer"]
@@ -81,9 +81,9 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """
     path = folder / "tokenizer.json"
     try:
-        if exists(path):
+        if is_file(path):
             return _Fast(path)
-        if exists(folder / "tokenizer_config.json"):
+        if is_file(folder / "tokenizer_config.json"):
             return _Slow(folder)
     except Exception as error:  # both libraries raise bare Exceptions
         line = " ".join(str(error).split())

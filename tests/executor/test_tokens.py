@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,9 +15,10 @@ import torch
 import transformers
 
 from executor import Engine, open_weights, pack
+from executor.tokenizer import load_tokenizer
 from planner.documents import LayerPolicy, ModelSpec, Policy, Workload
 from planner.memory import smallest_policy
-from solvers.errors import OptionError
+from solvers.errors import CheckpointError, OptionError
 
 FAMILIES = ("mixtral", "qwen3_moe", "olmoe")
 NEW_TOKENS = 32
@@ -214,3 +216,9 @@ def test_a_token_that_no_tokenizer_knows_is_refused(helpers: Any) -> None:
         pytest.raises(OptionError, match="outside the vocabulary"),
     ):
         engine.generate([[2**70]], 1)
+
+
+def test_a_pipe_is_no_tokenizer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tokenizer.json")
+    with pytest.raises(CheckpointError, match=r"has no tokenizer\.json"):
+        load_tokenizer(tmp_path)
