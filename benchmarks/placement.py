@@ -84,11 +84,13 @@ def cells(data: Path) -> list[Cell]:
     return found
 
 
-def solve(method: str, problem: PlacementProblem, seconds: float) -> tuple[Placement, float]:
+def solve(
+    method: str, problem: PlacementProblem, seconds: float, kinds: np.ndarray | None
+) -> tuple[Placement, float]:
     """A placement, and a bound on the fitted scenarios."""
     if method in RULES:
         return RULES[method](problem), float(stage_bounds(problem).mean())
-    placed = solve_exactly(problem, method, Limits(seconds, seconds))
+    placed = solve_exactly(problem, method, Limits(seconds, seconds), kinds)
     return placed.placement, placed.bound
 
 
@@ -110,7 +112,7 @@ def run(cell: Cell, seconds: float) -> dict[str, Any]:
         fit = PlacementProblem(cell.scenes.fit, room, replicas)
         judge = PlacementProblem(cell.scenes.judge, room, replicas)
         start = time.perf_counter()
-        placement, bound = solve(method, fit, seconds)
+        placement, bound = solve(method, fit, seconds, cell.scenes.kinds)
         took = time.perf_counter() - start
         if check_placement(fit, placement):
             raise SystemExit(f"{method} made an invalid placement of {cell.name}")

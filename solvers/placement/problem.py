@@ -90,7 +90,7 @@ class PlacementProblem:
         shares: Floats = self.load / np.maximum(total, 1)
         return shares
 
-    def take(self, scenarios: slice) -> PlacementProblem:
+    def take(self, scenarios: Bools) -> PlacementProblem:
         """Only some scenarios."""
         return PlacementProblem(self.load[scenarios], self.room, self.replicas)
 
