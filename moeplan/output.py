@@ -171,7 +171,8 @@ class SearchSteps:
         gap = ""
         if bound is not None and objective > 0:
             # the final gap is on other sequences, and of the n and b that are chosen
-            gap = f", gap {100 * (objective - bound) / objective:.1f}% on fitted sequences; time used:"
+            share = 100 * (objective - bound) / objective
+            gap = f", gap {share:.1f}% on fitted sequences; time used:"
         self._steps(spent_ms, self._limit_ms, f"{name}{gap}")
 
 

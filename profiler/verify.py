@@ -157,8 +157,8 @@ def verify(
         drift = statistics.median(trace.reference_ns) / costs.reference_ns.value
         if not 1 / _STEADY <= drift <= _STEADY:
             notes.append(
-                f"a fixed operation, timed just before and after the run, took {drift:.2f} times as "
-                "long as while profiling: other programs share the machine, or its clock changed, "
+                f"a fixed operation, timed just before and after the run, took {drift:.2f} times "
+                "as long as while profiling: other programs share the machine, or its clock changed, "
                 "so a prediction may be off; profile again when it is quiet"
             )
     # each request's first new token comes out of prefill
