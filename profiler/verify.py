@@ -158,8 +158,8 @@ def verify(
         if not 1 / _STEADY <= drift <= _STEADY:
             notes.append(
                 f"a fixed operation, timed just before and after the run, took {drift:.2f} times "
-                "as long as while profiling: other programs share the machine, or its clock changed, "
-                "so a prediction may be off; profile again when it is quiet"
+                "as long as while profiling: other programs share the machine, or its clock "
+                "changed, so a prediction may be off; profile again when it is quiet"
             )
     # each request's first new token comes out of prefill
     requests = plan.workload.requests if measured.requests is None else measured.requests
