@@ -73,10 +73,11 @@ def test_plan(name: str, made: SimpleNamespace, tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     argv = ["plan", made.profile, "--memory", made.memory, "--requests", 4]
     argv += ["--prompt-tokens", 14, "--new-tokens", 4, "--time-limit", 2, "--out", out]
+    older = '{"kind": "plan", "version": 0}'
     if name == "replace":
-        out.write_text("an older plan")
+        out.write_text(older)
     assert killed_at(name, 0, *argv)
-    assert out.read_text() == "an older plan" if name == "replace" else not out.exists()
+    assert out.read_text() == older if name == "replace" else not out.exists()
     works(*argv)
     assert load_document(Plan, out).policy == load_document(Plan, made.plan).policy
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -122,12 +123,18 @@ _CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp())")
 def _prepare_sqlite(connection: Any, _: object) -> None:
     # the driver begins no transactions by itself: _begin_sqlite does
     connection.isolation_level = None
-    for pragma in (
-        f"busy_timeout = {_BUSY_MS}",
-        "journal_mode = WAL",
-        "synchronous = FULL",
-        "trusted_schema = OFF",
-    ):
+    connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}").close()
+    deadline = time.monotonic() + _BUSY_MS / 1000
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL").close()
+            break
+        except sqlite3.OperationalError as error:
+            # SQLite does not wait by itself for another that changes a new file's mode, too
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+    for pragma in ("synchronous = FULL", "trusted_schema = OFF"):
         connection.execute(f"PRAGMA {pragma}").close()
 
 
