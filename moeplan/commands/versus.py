@@ -29,7 +29,6 @@ from moeplan.commands.common import (
     second_objective,
     workload_of,
 )
-from moeplan.commands.curves import draw_curves
 from moeplan.options import check_outputs, parse_size, split_names
 from moeplan.output import human_bytes, human_number, human_time
 from moeplan.plots import Chart, TableOf, build_plots, require_plotly
@@ -72,6 +71,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Plan with every solver under every objective; one table for each objective."""
+    from moeplan.commands.curves import draw_curves
     from planner.compare import compare as plan_all
     from planner.compare import compare_bound
 

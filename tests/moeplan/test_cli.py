@@ -179,6 +179,16 @@ def test_openmp_spinning_is_off_before_anything_loads() -> None:
     assert done.stdout.splitlines()[-1] == "0"
 
 
+def test_starting_loads_nothing_heavy() -> None:
+    heavy = "torch transformers sqlalchemy fastapi uvicorn httpx plotly ortools highspy scipy"
+    code = (
+        "import sys\nfrom moeplan.cli import main\nmain(['--version'])\n"
+        f"print(sorted(set({heavy.split()!r}) & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_the_program_stops_quietly_when_its_reader_leaves() -> None:
     done = subprocess.run(
         f"{sys.executable} -m moeplan schema plan | head -c 10",
