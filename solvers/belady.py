@@ -16,7 +16,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from solvers.layout import START, smallest_capacity
+from solvers.layout import START, infeasible
 from solvers.outcome import Bound, Outcome, Schedule, Stop
 from solvers.problem import Problem
 from solvers.registry import Feature, Limits, Progress
@@ -38,10 +38,9 @@ class Belady:
         progress: Progress | None = None,
     ) -> Outcome:
         """The bound alone."""
-        smallest = smallest_capacity(problem.stages, problem.slot_bytes)
-        if problem.capacity_bytes < smallest:
-            return Outcome(Stop.INFEASIBLE, None, None, smallest)
-        return Outcome(Stop.RULE, None, Bound(_value(problem), "clairvoyant"))
+        return infeasible(problem) or Outcome(
+            Stop.RULE, None, Bound(_value(problem), "clairvoyant")
+        )
 
 
 def _value(problem: Problem) -> int:

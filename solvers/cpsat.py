@@ -13,9 +13,9 @@ from ortools.sat.python import cp_model
 
 from solvers.exact import ExactSolver, Solved
 from solvers.registry import Limits
-from solvers.sets_model import SetsModel
+from solvers.sets_model import IntegerModel
 
-__all__ = ["CpSat", "solve_model"]
+__all__ = ["CpSat", "repeatable_solver", "solve_model"]
 
 
 class CpSat(ExactSolver):
@@ -23,32 +23,44 @@ class CpSat(ExactSolver):
 
     name = "cpsat"
 
-    def solve_model(self, sets: SetsModel, limits: Limits) -> Solved | None:
+    def solve_model(self, model: IntegerModel, limits: Limits) -> Solved | None:
         """See ``solve_model``."""
-        return solve_model(sets, limits)
+        return solve_model(model, limits)
 
 
-def solve_model(sets: SetsModel, limits: Limits) -> Solved | None:
-    """Solve the sets model; one worker and a deterministic limit, so that it repeats itself."""
+def solve_model(model: IntegerModel, limits: Limits) -> Solved | None:
+    """Solve an integer model."""
     # variables
-    model = cp_model.CpModel()
+    program = cp_model.CpModel()
     columns = [
-        model.new_bool_var("") if index < sets.binaries else model.new_int_var(0, upper, "")
-        for index, upper in enumerate(sets.upper)
+        program.new_bool_var("") if index < model.binaries else program.new_int_var(0, upper, "")
+        for index, upper in enumerate(model.upper)
     ]
     # constraints
-    for row in sets.rows:
+    for row in model.rows:
         terms = [columns[column] for column in row.columns]
-        model.add(cp_model.LinearExpr.weighted_sum(terms, row.coefficients) >= row.lower)
+        program.add(cp_model.LinearExpr.weighted_sum(terms, row.coefficients) >= row.lower)
     # objective
-    model.minimize(
+    program.minimize(
         cp_model.LinearExpr.weighted_sum(
-            [columns[column] for column in sets.cost], list(sets.cost.values())
+            [columns[column] for column in model.cost], list(model.cost.values())
         )
     )
-    for column, value in sets.hinted().items():
-        model.add_hint(columns[column], value)
+    for column, value in model.hinted().items():
+        program.add_hint(columns[column], value)
     # solve and extract
+    solver = repeatable_solver(limits)
+    solver.parameters.relative_gap_limit = 1e-4
+    status = _interruptible(solver, program)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return None
+    values = {index: int(solver.value(columns[index])) for index in range(model.binaries)}
+    objective, bound = round(solver.objective_value), round(solver.best_objective_bound)
+    return Solved(values, objective, bound, bool(status == cp_model.OPTIMAL))
+
+
+def repeatable_solver(limits: Limits) -> cp_model.CpSolver:
+    """CP-SAT with one worker and a deterministic limit, so that it repeats itself."""
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     # its handler swallows Control-C and leaves the process with none
@@ -56,13 +68,7 @@ def solve_model(sets: SetsModel, limits: Limits) -> Solved | None:
     solver.parameters.random_seed = limits.seed
     solver.parameters.max_deterministic_time = limits.work
     solver.parameters.max_time_in_seconds = limits.seconds
-    solver.parameters.relative_gap_limit = 1e-4
-    status = _interruptible(solver, model)
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return None
-    values = {index: int(solver.value(columns[index])) for index in range(sets.binaries)}
-    objective, bound = round(solver.objective_value), round(solver.best_objective_bound)
-    return Solved(values, objective, bound, bool(status == cp_model.OPTIMAL))
+    return solver
 
 
 def _interruptible(solver: cp_model.CpSolver, model: cp_model.CpModel) -> cp_model.CpSolverStatus:

@@ -15,6 +15,7 @@ from typing import Any
 
 from ortools.sat.python import cp_model
 
+from solvers.cpsat import repeatable_solver
 from solvers.errors import OptionError
 from solvers.outcome import Stop
 from solvers.problem import Problem, Unit
@@ -148,12 +149,7 @@ def solve_joint(problem: Problem, limits: Limits) -> Joint:
     if problem.measure != "time":
         raise OptionError(f"the joint model measures time, not {problem.measure}")
     built = _Model(problem)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.catch_sigint_signal = False
-    solver.parameters.random_seed = limits.seed
-    solver.parameters.max_deterministic_time = limits.work
-    solver.parameters.max_time_in_seconds = limits.seconds
+    solver = repeatable_solver(limits)
     status = solver.solve(built.model)
     if status == cp_model.INFEASIBLE:
         return Joint(Stop.INFEASIBLE, None, 0)

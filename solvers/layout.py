@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from solvers.outcome import Eviction, Schedule, StageChoice
+from solvers.outcome import Eviction, Outcome, Schedule, StageChoice, Stop
 from solvers.problem import Problem, Stage
 
-__all__ = ["START", "Layout", "settled", "smallest_capacity", "whole_in_memory"]
+__all__ = ["START", "Layout", "infeasible", "settled", "smallest_capacity", "whole_in_memory"]
 
 START = -1
 """Stands for a stage's start unit where items are listed."""
@@ -23,6 +23,14 @@ def smallest_capacity(stages: Sequence[Stage], slot_bytes: int) -> int:
     starts = [stage.start.held_bytes for stage in stages if stage.start is not None]
     items = [item.held_bytes for stage in stages for item in stage.items]
     return max(starts, default=0) + min(sum(items), slot_bytes if items else 0)
+
+
+def infeasible(problem: Problem) -> Outcome | None:
+    """What a back end returns where no schedule fits; None where one does."""
+    smallest = smallest_capacity(problem.stages, problem.slot_bytes)
+    if problem.capacity_bytes < smallest:
+        return Outcome(Stop.INFEASIBLE, None, None, smallest)
+    return None
 
 
 def whole_in_memory(problem: Problem) -> Schedule | None:

@@ -16,7 +16,7 @@ import pulp
 from solvers.exact import ExactSolver, Solved
 from solvers.registry import Limits
 from solvers.relaxation import QuietHighs
-from solvers.sets_model import SetsModel
+from solvers.sets_model import IntegerModel
 
 __all__ = ["Milp", "MilpCbc", "solve_with_cbc", "solve_with_highs"]
 
@@ -30,9 +30,9 @@ class Milp(ExactSolver):
 
     name = "milp"
 
-    def solve_model(self, sets: SetsModel, limits: Limits) -> Solved | None:
+    def solve_model(self, model: IntegerModel, limits: Limits) -> Solved | None:
         """See ``solve_with_highs``."""
-        return solve_with_highs(sets, limits)
+        return solve_with_highs(model, limits)
 
 
 class MilpCbc(ExactSolver):
@@ -40,12 +40,12 @@ class MilpCbc(ExactSolver):
 
     name = "milp-cbc"
 
-    def solve_model(self, sets: SetsModel, limits: Limits) -> Solved | None:
+    def solve_model(self, model: IntegerModel, limits: Limits) -> Solved | None:
         """See ``solve_with_cbc``."""
-        return solve_with_cbc(sets, limits)
+        return solve_with_cbc(model, limits)
 
 
-def _program(sets: SetsModel) -> tuple[pulp.LpProblem, list[pulp.LpVariable]]:
+def _program(model: IntegerModel) -> tuple[pulp.LpProblem, list[pulp.LpVariable]]:
     program = pulp.LpProblem("sets", pulp.LpMinimize)
     # variables
     columns = [
@@ -53,25 +53,25 @@ def _program(sets: SetsModel) -> tuple[pulp.LpProblem, list[pulp.LpVariable]]:
             f"x{index}",
             0,
             upper,
-            cat=pulp.LpBinary if index < sets.binaries else pulp.LpContinuous,
+            cat=pulp.LpBinary if index < model.binaries else pulp.LpContinuous,
         )
-        for index, upper in enumerate(sets.upper)
+        for index, upper in enumerate(model.upper)
     ]
     # objective
     program.setObjective(
-        pulp.LpAffineExpression([(columns[at], value) for at, value in sets.cost.items()])
+        pulp.LpAffineExpression([(columns[at], value) for at, value in model.cost.items()])
     )
     # constraints
-    for row in sets.rows:
+    for row in model.rows:
         terms = zip(row.columns, row.coefficients, strict=True)
         expression = pulp.LpAffineExpression([(columns[at], value) for at, value in terms])
         program.addConstraint(expression >= row.lower)
     return program, columns
 
 
-def solve_with_highs(sets: SetsModel, limits: Limits) -> Solved | None:
+def solve_with_highs(model: IntegerModel, limits: Limits) -> Solved | None:
     """HiGHS, one thread, with a limit on nodes."""
-    program, columns = _program(sets)
+    program, columns = _program(model)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "sets.mps"
         program.writeMPS(str(path))
@@ -89,16 +89,16 @@ def solve_with_highs(sets: SetsModel, limits: Limits) -> Solved | None:
         return None
     # PuLP leaves out columns without a coefficient, and HiGHS keeps the file's order
     at = dict(zip(solver.getLp().col_names_, solver.getSolution().col_value, strict=True))
-    values = {index: round(at.get(columns[index].name, 0.0)) for index in range(sets.binaries)}
+    values = {index: round(at.get(columns[index].name, 0.0)) for index in range(model.binaries)}
     optimal = solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
     objective = float(info.objective_function_value)
     return Solved(values, round(objective), math.floor(float(info.mip_dual_bound)), bool(optimal))
 
 
-def solve_with_cbc(sets: SetsModel, limits: Limits) -> Solved | None:
+def solve_with_cbc(model: IntegerModel, limits: Limits) -> Solved | None:
     """CBC, as it comes with PuLP, one thread, with a limit on nodes. It tells no bound but by
     being optimal within the gap."""
-    program, columns = _program(sets)
+    program, columns = _program(model)
     solver = pulp.COIN_CMD(
         # the binary that PuLP brings along; where a later one does not, CBC is looked for in PATH
         path=getattr(getattr(pulp, "PULP_CBC_CMD", None), "pulp_cbc_path", None),
@@ -112,7 +112,7 @@ def solve_with_cbc(sets: SetsModel, limits: Limits) -> Solved | None:
     program.solve(solver)
     if program.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
         return None
-    values = {index: round(columns[index].varValue or 0.0) for index in range(sets.binaries)}
+    values = {index: round(columns[index].varValue or 0.0) for index in range(model.binaries)}
     objective = float(pulp.value(program.objective) or 0.0)
     optimal = program.sol_status == pulp.LpSolutionOptimal
     bound = math.floor(objective * (1 - _GAP)) if optimal else 0

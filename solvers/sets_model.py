@@ -19,6 +19,7 @@ what the router did not choose; so the model's optimum is a good choice of sets,
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from solvers.layout import START, settled
 from solvers.outcome import Schedule, StageChoice
 from solvers.problem import Problem
 
-__all__ = ["Row", "SetsModel"]
+__all__ = ["IntegerModel", "Row", "SetsModel"]
 
 _UNIT_NS = 1_000
 """Durations in the model are in microseconds."""
@@ -43,16 +44,31 @@ class Row:
     lower: int
 
 
+class IntegerModel(Protocol):
+    """What the exact back ends solve.
+
+    Columns 0 to ``binaries`` - 1 are binary, the others integers from 0 to ``upper``; ``rows`` are
+    the constraints, ``cost`` the minimised sum (column -> coefficient).
+    """
+
+    upper: list[int]
+    binaries: int
+    rows: list[Row]
+    cost: dict[int, int]
+
+    def hinted(self) -> dict[int, int]:
+        """Values of the binary columns to start from."""
+        ...
+
+
 @dataclass
 class SetsModel:
-    """Columns 0 to ``binaries`` - 1 are binary, the others integers from 0 to ``upper``.
+    """An ``IntegerModel``.
 
     Attributes
     ----------
     resident, prefetch
         (stage, item or ``START``) -> column.
-    rows, cost
-        Constraints, and the minimised sum (column -> coefficient).
     terms
         Coefficients in all rows: how large the model is.
     """

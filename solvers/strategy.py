@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-from solvers.layout import Layout, smallest_capacity, whole_in_memory
+from solvers.layout import Layout, infeasible, whole_in_memory
 from solvers.outcome import Outcome, Schedule, Stop
 from solvers.problem import Problem
 from solvers.registry import Feature, Limits, Progress
@@ -30,9 +30,9 @@ class Strategy(ABC):
         progress: Progress | None = None,
     ) -> Outcome:
         """One rule, no search; everything stays where it fits."""
-        smallest = smallest_capacity(problem.stages, problem.slot_bytes)
-        if problem.capacity_bytes < smallest:
-            return Outcome(Stop.INFEASIBLE, None, None, smallest)
+        refused = infeasible(problem)
+        if refused is not None:
+            return refused
         whole = whole_in_memory(problem)
         if whole is not None:
             return Outcome(Stop.RULE, whole)

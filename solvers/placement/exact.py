@@ -19,22 +19,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 
-from solvers.cpsat import solve_model
-from solvers.exact import Solved
-from solvers.milp import solve_with_highs
+from solvers.exact import ExactSolver
 from solvers.outcome import Stop
 from solvers.placement.bounds import scenario_bounds
 from solvers.placement.problem import Bools, Floats, Int64, Placement, PlacementProblem, fullest
 from solvers.placement.rules import RULES
 from solvers.placement.search import search
-from solvers.registry import Limits
-from solvers.sets_model import Row, SetsModel
+from solvers.registry import Limits, load
+from solvers.sets_model import Row
 
 __all__ = ["ENGINES", "MOST_TERMS", "Placed", "StageModel", "solve_exactly"]
 
@@ -46,15 +43,12 @@ _SURE = 3.0
 _LEAST_SCENARIOS = 16
 """With fewer, no half is left to judge by."""
 
-ENGINES: dict[str, Callable[[SetsModel, Limits], Solved | None]] = {
-    "cpsat": solve_model,
-    "milp": solve_with_highs,
-}
-"""Name -> what solves a stage's model."""
+ENGINES = ("cpsat", "milp")
+"""The back ends that solve a stage's model."""
 
 
 class StageModel:
-    """One stage's integer program, in the form that the engines read (as ``SetsModel``).
+    """One stage's integer program, a ``solvers.sets_model.IntegerModel``.
 
     Parameters
     ----------
@@ -168,6 +162,7 @@ def solve_exactly(
         [scenarios]: what kind each one is of (a text domain). Odd kinds judge what is learnt from
         even ones, so that what holds for a kind alone is not learnt. None: every other scenario.
     """
+    solver = cast(ExactSolver, load(engine))
     deadline = time.monotonic() + limits.seconds
     start, searched = _validated(problem, limits, kinds)
     held = search(
@@ -193,16 +188,15 @@ def solve_exactly(
             optimal = False
             continue
         model = StageModel(share, low, problem.room[stage], problem.replicas, held[stage])
-        solved = ENGINES[engine](
-            cast(SetsModel, model), Limits(limits.work / stages, left, limits.seed)
-        )
+        solved = solver.solve_model(model, Limits(limits.work / stages, left, limits.seed))
         if solved is None:
             optimal = False
             continue
-        value, better = _value(share, held[stage]), model.decode(solved.values)
+        better = model.decode(solved.values)
+        before, after = _value(share, held[stage]), _value(share, better)
         proven = (model.offset + math.floor(solved.bound)) / _UNIT / len(share)
-        bounds[stage] = max(bounds[stage], min(proven, value, _value(share, better)))
-        if searched[stage] and _value(share, better) < value:
+        bounds[stage] = max(bounds[stage], min(proven, before, after))
+        if searched[stage] and after < before:
             held[stage] = better
         optimal = optimal and solved.optimal
     weights = asked.sum(axis=0)
