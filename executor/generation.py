@@ -12,8 +12,8 @@ from executor.device import Device
 from executor.routing import RoutingLog
 from executor.runtime import Runtime
 from executor.schedule import Schedule
+from executor.sequences import Sequences
 from planner.documents import TraceTotals
-from solvers.errors import RunError
 
 __all__ = ["Generation"]
 
@@ -84,23 +84,18 @@ class Generation:
 
     def _run_group(self, members: range, progress: Callable[[int, int], None] | None) -> None:
         self._members = members
-        fresh = [self._prompts[index] for index in members]
-        past = [0] * len(members)
+        group = Sequences(self._prompts, members, self.results, self._end_tokens)
+        operations = self._device.operations
         for step in range(self._limit):
-            counts = [len(tokens) for tokens in fresh]
-            if not any(counts):
+            tokens = group.tokens
+            if not tokens:
                 return
             begin = time.perf_counter_ns()
-            self._device.operations.begin(counts, past)
-            tokens = [token for some in fresh for token in some]
-            alive, following = self._runtime.run_pass(len(self._pass_ns), tokens)
-            self._check_finite([members[index] for index in alive])
-            past = [before + count for before, count in zip(past, counts, strict=True)]
-            fresh = [[] for _ in members]
-            for index, token in zip(alive, following, strict=True):
-                self.results[members[index]].append(token)
-                if token not in self._end_tokens:
-                    fresh[index] = [token]
+            operations.begin(group.counts, group.past)
+            number = len(self._pass_ns)
+            alive, following = self._runtime.run_pass(number, tokens)
+            group.check_finite(operations, alive, number)
+            group.grow(alive, following)
             elapsed = time.perf_counter_ns() - begin
             self._pass_ns.append(elapsed)
             if step:
@@ -109,15 +104,6 @@ class Generation:
                 self._prefill_ns += elapsed
             if progress is not None:
                 progress(sum(map(len, self.results)), self._limit * len(self._prompts))
-
-    def _check_finite(self, prompts: list[int]) -> None:
-        broken = self._device.operations.not_finite()
-        if broken:
-            raise RunError(
-                f"pass {len(self._pass_ns)}: the logits of prompt {prompts[broken[0]] + 1} are NaN "
-                "or infinite, so no token can be chosen: the checkpoint's weights are damaged, or "
-                f"too large for its type ({len(broken)} of {len(prompts)} sequences)"
-            )
 
     def _on_routed(self, layer: int) -> None:
         self.routing.add(layer, self._device, self._members)

@@ -18,6 +18,7 @@ from executor.parallel.exchange import Exchange, Segment, gather_counts
 from executor.parallel.measure import SAMPLES, exchange_curve, expert_curve
 from executor.parallel.rebalance import Rebalancer
 from executor.schedule import Chunk
+from executor.sequences import Sequences
 from executor.source import WeightSource
 from executor.units import Unit
 from planner.documents import LayerPolicy, ModelSpec, Policy, Workload
@@ -180,19 +181,18 @@ class Rank:
                 members = range(
                     min(group * size, len(prompts)), min((group + 1) * size, len(prompts))
                 )
-                fresh = [prompts[index] for index in members]
-                past = [0] * len(members)
+                sequences = Sequences(
+                    prompts,
+                    members,
+                    results,
+                    end_tokens,
+                    first=self._rank,
+                    step=self.exchange.devices,
+                )
                 for step in range(limit):
-                    counts = [len(tokens) for tokens in fresh]
-                    if not gather_counts(np.array([sum(counts)])).any():
+                    if not gather_counts(np.array([len(sequences.tokens)])).any():
                         break
-                    alive, following = self._pass(fresh, past)
-                    past = [old + new for old, new in zip(past, counts, strict=True)]
-                    fresh = [[] for _ in members]
-                    for index, token in zip(alive, following, strict=True):
-                        results[members[index]].append(token)
-                        if token not in end_tokens:
-                            fresh[index] = [token]
+                    self._pass(sequences, passes)
                     passes += 1
                     progress(group * limit + step + 1, groups * limit)
                     self._rebalance((groups - group) * limit - step - 1)
@@ -254,12 +254,12 @@ class Rank:
             "read_ns": self._read_ns,
         }
 
-    def _pass(self, fresh: list[list[int]], past: list[int]) -> tuple[list[int], list[int]]:
+    def _pass(self, sequences: Sequences, number: int) -> None:
         """One traversal of all layers; takes part in exchanges also without tokens of its own."""
         operations = self._device.operations
-        tokens = [token for some in fresh for token in some]
+        tokens = sequences.tokens
         if tokens:
-            operations.begin([len(some) for some in fresh], past)
+            operations.begin(sequences.counts, sequences.past)
             operations.embed(tokens)
         for layer, spec in enumerate(self._model.layers):
             if tokens:
@@ -270,11 +270,12 @@ class Rank:
             if spec.experts:
                 self._experts(layer, bool(tokens))
         if not tokens:
-            return [], []
+            return
         alive = operations.head_begin()
         for tile in self._head:
             operations.head_tile(tile.item, self._device.head_tile(tile, None))
-        return alive, operations.sample()
+        sequences.check_finite(operations, alive, number)
+        sequences.grow(alive, operations.sample())
 
     def _experts(self, layer: int, tokens: bool) -> None:
         """The experts of one layer, wherever they are."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from executor import open_weights
 from executor.parallel import ParallelEngine, RankGroup, Rebalance
@@ -118,6 +120,23 @@ def test_fewer_prompts_than_devices(
     engine = ParallelEngine(EXAMPLE, placement, group=group, eviction="lru", memory_bytes=1 << 20)
     run = engine.generate(PROMPTS[:1], NEW_TOKENS)
     assert list(run.token_ids) == expected(EXAMPLE)[:1]
+
+
+def test_logits_that_are_no_numbers_end_all_ranks(
+    checkpoint_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(checkpoint_of("mixtral"), copy)
+    (file,) = copy.glob("*.safetensors")
+    weights = load_file(file)
+    weights["lm_head.weight"][1] = float("nan")
+    save_file(weights, file, {"format": "pt"})
+    with (
+        ParallelEngine(copy, placed(model_of(copy), 2)) as engine,
+        # the prompts of device 1 are the second and the fourth
+        pytest.raises(RunError, match=r"pass 0: the logits of prompt [12] are NaN or infinite"),
+    ):
+        engine.generate(PROMPTS, NEW_TOKENS)
 
 
 @pytest.mark.parametrize("memory", [None, 2 << 20])
