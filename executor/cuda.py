@@ -90,8 +90,7 @@ class CudaBackend:
         """Read a unit into pinned host memory, unless it is there."""
         if pieces in self._held:
             return
-        size = sum(piece.size_bytes for piece in pieces)
-        size = max((piece.unit_offset_bytes + piece.size_bytes for piece in pieces), default=size)
+        size = max((piece.unit_offset_bytes + piece.size_bytes for piece in pieces), default=0)
         room = aligned(size)
         if len(self._slab) < room:
             # torch rounds pinned memory up to a power of two, so units share large ones

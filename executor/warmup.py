@@ -7,10 +7,9 @@ memory. None of it belongs to a plan, so an engine has it behind it when a run b
 from __future__ import annotations
 
 import torch
-from torch.nn import functional
 
 from executor.device import Device
-from executor.operations import tile_of
+from executor.operations import feed_expert, tile_of
 from executor.units import Unit
 from planner.memory import ATTENTION_TILE_ROWS, EXPERT_TILE_ROWS
 
@@ -73,8 +72,7 @@ def _experts(device: Device, most_rows: int) -> None:
     for rows in sorted({tile_of(count, width)[1] for count in counts if count <= most_rows}):
         width_in = weights.gate_up.shape[1]
         hidden = torch.zeros(rows, width_in, dtype=device.dtype, device=device.device)
-        both = functional.linear(hidden, weights.gate_up, weights.gate_up_bias)
-        functional.linear(device.adapter.activate(both), weights.down, weights.down_bias)
+        feed_expert(device.adapter, hidden, weights)
 
 
 def _head(device: Device) -> None:

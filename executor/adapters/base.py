@@ -276,6 +276,10 @@ class Adapter:
         result: tuple[torch.Tensor, ...] = self._rotary(like, positions)
         return result
 
+    def position_embeddings(self, rotary: tuple[torch.Tensor, ...]) -> Any:
+        """``rotary`` as the family's attention takes it."""
+        return rotary
+
     @property
     def needs_mask(self) -> bool:
         """Whether attention takes no causality for granted."""
@@ -306,7 +310,10 @@ class Adapter:
         """Attention of normed ``hidden`` [sequences, tokens, hidden]; writes keys and values."""
         result: torch.Tensor
         result, _ = self._layers[layer].self_attn(
-            hidden_states=hidden, position_embeddings=rotary, attention_mask=mask, cache=cache
+            hidden_states=hidden,
+            position_embeddings=self.position_embeddings(rotary),
+            attention_mask=mask,
+            cache=cache,
         )
         return result
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -27,18 +27,7 @@ class DeepseekV2Adapter(LatentAdapter):
         """Angles as complex numbers [sequences, tokens, size / 2]."""
         return (self._rotary(like, positions),)
 
-    def attention(
-        self,
-        layer: int,
-        hidden: torch.Tensor,
-        rotary: tuple[torch.Tensor, ...],
-        mask: torch.Tensor | None,
-        cache: Any,
-    ) -> torch.Tensor:
-        """Latent attention of normed ``hidden`` [sequences, tokens, hidden]."""
+    def position_embeddings(self, rotary: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """The angles alone."""
         (angles,) = rotary
-        result: torch.Tensor
-        result, _ = self._layers[layer].self_attn(
-            hidden_states=hidden, position_embeddings=angles, attention_mask=mask, cache=cache
-        )
-        return result
+        return angles

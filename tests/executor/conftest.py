@@ -15,7 +15,7 @@ import pytest
 import torch
 import transformers
 
-from executor import open_weights
+from executor import open_weights, pack
 from planner.documents import (
     Inputs,
     LayerPolicy,
@@ -261,6 +261,22 @@ def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
     return make
 
 
+@pytest.fixture(scope="session")
+def store_of(
+    checkpoint_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """``store_of(family)``: the store of its checkpoint, each made once a session."""
+    made: dict[str, Path] = {}
+
+    def make(family: str) -> Path:
+        if family not in made:
+            made[family] = tmp_path_factory.mktemp("stores") / family
+            pack(checkpoint_of(family), made[family])
+        return made[family]
+
+    return make
+
+
 def make_plan(
     checkpoint: Path,
     policy: Policy,
@@ -314,7 +330,9 @@ def everything_resident(model: ModelSpec, **changes: Any) -> Policy:
     )
 
 
-def greedy(checkpoint: Path, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
+def greedy(
+    checkpoint: Path, prompts: list[list[int]], new_tokens: int, **options: Any
+) -> list[list[int]]:
     """What transformers generates, prompt by prompt (so without any padding)."""
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
     results = []
@@ -325,6 +343,7 @@ def greedy(checkpoint: Path, prompts: list[list[int]], new_tokens: int) -> list[
             attention_mask=torch.ones_like(ids),
             max_new_tokens=new_tokens,
             do_sample=False,
+            **options,
         )
         results.append(whole[0, len(prompt) :].tolist())
     return results

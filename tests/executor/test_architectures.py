@@ -68,21 +68,6 @@ def generate(model: Any, prompts: list[list[int]]) -> list[list[int]]:
     return results
 
 
-@pytest.fixture(scope="module")
-def store_of(
-    checkpoint_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Path]:
-    made: dict[str, Path] = {}
-
-    def make(family: str) -> Path:
-        if family not in made:
-            made[family] = tmp_path_factory.mktemp("stores") / family
-            pack(checkpoint_of(family), made[family])
-        return made[family]
-
-    return make
-
-
 def draw_policy(draw: random.Random, model: ModelSpec, number: int, workload: Workload) -> Policy:
     """A policy under a budget: of one layer, some layers, or all of them (by ``number``)."""
     base = smallest_policy(model, model.dtype_bytes)

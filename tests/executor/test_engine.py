@@ -59,23 +59,6 @@ def run(plan: Plan, prompts: list[list[int]], tokens: int | None = None) -> list
         return [list(output.token_ids) for output in engine.generate(prompts, tokens)]
 
 
-def generate(checkpoint: Path, prompts: list[list[int]], tokens: int, **options: Any) -> Any:
-    """What transformers generates."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
-    results = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        whole = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=tokens,
-            do_sample=False,
-            **options,
-        )
-        results.append(whole[0, len(prompt) :].tolist())
-    return results
-
-
 # --- other documents ----------------------------------------------------------------------------
 
 
@@ -273,14 +256,14 @@ def test_nothing_was_run(plan: Plan) -> None:
 def test_ends_at_end_tokens(checkpoint: Path, plan: Plan, helpers: Any, tmp_path: Path) -> None:
     """Sequences end apart: each at its own third token, which is made an end token."""
     prompts = [[5, 9], [17, 4, 60], [100], [31, 32, 33, 34]]
-    free = generate(checkpoint, prompts, 6, eos_token_id=None)
+    free = helpers.greedy(checkpoint, prompts, 6, eos_token_id=None)
     ends = sorted({row[2] for row in free[:2]})
     copy = tmp_path / "copy"
     shutil.copytree(checkpoint, copy)
     settings = json.loads((copy / "generation_config.json").read_text())
     settings["eos_token_id"] = ends
     (copy / "generation_config.json").write_text(json.dumps(settings))
-    want = generate(copy, prompts, 6)
+    want = helpers.greedy(copy, prompts, 6)
     assert min(map(len, want)) < 6, "no sequence ends early: the test shows nothing"
     with open_weights(copy) as source:
         model = source.model
@@ -300,8 +283,8 @@ def test_sliding_window(checkpoint_of: Callable[..., Path], helpers: Any) -> Non
     checkpoint = checkpoint_of("mixtral", sliding_window=8)
     prompts = [[7, 8, 9], list(range(20, 40))]
     workload = Workload(2, 20, 12)
-    want = generate(checkpoint, prompts, 12)
-    without = generate(checkpoint_of("mixtral"), prompts, 12)
+    want = helpers.greedy(checkpoint, prompts, 12)
+    without = helpers.greedy(checkpoint_of("mixtral"), prompts, 12)
     assert want != without, "the window changes nothing: the test shows nothing"
     with open_weights(checkpoint) as source:
         model = source.model
@@ -313,7 +296,7 @@ def test_sliding_window(checkpoint_of: Callable[..., Path], helpers: Any) -> Non
 def test_tied_head(checkpoint_of: Callable[..., Path], helpers: Any, tmp_path: Path) -> None:
     checkpoint = checkpoint_of("qwen3_moe", tie_word_embeddings=True)
     prompts = [[7, 8, 9], list(range(20, 28))]
-    want = generate(checkpoint, prompts, 6)
+    want = helpers.greedy(checkpoint, prompts, 6)
     pack(checkpoint, tmp_path / "store")
     with open_weights(checkpoint) as source:
         model = source.model

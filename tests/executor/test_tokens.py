@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers
 
-from executor import Engine, open_weights, pack
+from executor import Engine, open_weights
 from executor.tokenizer import load_tokenizer
 from planner.documents import LayerPolicy, ModelSpec, Policy, Workload
 from planner.memory import smallest_policy
@@ -100,21 +100,6 @@ CASES = [
     for source in ("checkpoint", "store")
     if family == "mixtral" or source == ("checkpoint", "store")[number % 2]
 ]
-
-
-@pytest.fixture(scope="module")
-def store_of(
-    checkpoint_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Path]:
-    made: dict[str, Path] = {}
-
-    def make(family: str) -> Path:
-        if family not in made:
-            made[family] = tmp_path_factory.mktemp("stores") / family
-            pack(checkpoint_of(family), made[family])
-        return made[family]
-
-    return make
 
 
 @pytest.mark.parametrize(("family", "name", "origin"), CASES)
