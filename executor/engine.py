@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ from executor.closing import Closing
 from executor.device import Device
 from executor.direct import ReadInto, preadv
 from executor.generation import Generation
-from executor.prompts import Prompts, check_limit, encode
+from executor.prompts import Prompts, check_limit, decode, encode
 from executor.reference import Reference
 from executor.source import WeightSource, open_weights
 from executor.tokenizer import Tokenizer, end_tokens, load_tokenizer
@@ -25,7 +25,7 @@ from executor.units import check_policy
 from executor.warmup import warm_up
 from planner.documents import Plan, Trace, document_hash
 from planner.routing import TraceArrays
-from solvers.errors import CheckpointError, OptionError, StaleError
+from solvers.errors import OptionError, StaleError
 
 __all__ = ["Engine", "Output"]
 
@@ -81,7 +81,7 @@ class Engine(Closing):
             )
         warm_up(self._device)
         self._end_tokens = end_tokens(source.checkpoint)
-        self._tokenizer: Tokenizer | None = None
+        self._tokenizer = cache(partial(load_tokenizer, source.checkpoint.folder))
         self._run: Generation | None = None
         self._reference = Reference()
         self.outputs: list[Output] = []
@@ -148,20 +148,18 @@ class Engine(Closing):
             check_documents(plan, source, profile)
             check_policy(source.model, plan.policy)
             check_account(plan, source.model)
+            tokenizer = cache(partial(load_tokenizer, source.checkpoint.folder))
             if prompts is not None:
-                encode(
-                    prompts,
-                    plan.workload,
-                    source.model.vocab_size,
-                    cache(lambda: load_tokenizer(source.checkpoint.folder)),
-                )
-            return cls(
+                encode(prompts, plan.workload, source.model.vocab_size, tokenizer)
+            engine = cls(
                 plan,
                 source,
                 paced_bytes_per_second=paced_bytes_per_second,
                 verify=verify,
                 progress=progress,
             )
+            engine._tokenizer = tokenizer
+            return engine
         except BaseException:
             source.close()
             raise
@@ -193,9 +191,9 @@ class Engine(Closing):
             If the machine stops the run; ``outputs`` then holds what is there.
         """
         limit = check_limit(self.plan.workload, max_new_tokens)
-        ids = encode(prompts, self.plan.workload, self._source.model.vocab_size, self.tokenizer)
+        ids = encode(prompts, self.plan.workload, self._source.model.vocab_size, self._tokenizer)
         texts = [
-            prompt if isinstance(prompt, str) else self._decode(tokens)
+            prompt if isinstance(prompt, str) else decode(tokens, self._tokenizer)
             for prompt, tokens in zip(prompts, ids, strict=True)
         ]
         run = self._run = Generation(self._device, ids, limit, self._end_tokens)
@@ -206,7 +204,7 @@ class Engine(Closing):
         finally:
             reference.take()
             self.outputs = [
-                Output(text, self._decode(tokens), tuple(tokens))
+                Output(text, decode(tokens, self._tokenizer), tuple(tokens))
                 for text, tokens in zip(texts, run.results, strict=True)
             ]
         self._device.ledger.check_integrity()
@@ -220,16 +218,7 @@ class Engine(Closing):
         CheckpointError
             If it has none.
         """
-        if self._tokenizer is None:
-            self._tokenizer = load_tokenizer(self._source.checkpoint.folder)
-        return self._tokenizer
-
-    def _decode(self, tokens: list[int]) -> str:
-        try:
-            return self.tokenizer().decode(tokens)
-        except CheckpointError:
-            # token ids went in without a tokenizer, and so come out without text
-            return ""
+        return self._tokenizer()
 
     # --- what a run leaves --------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Prompts held against the workload of a plan, before any weight is loaded for them."""
+"""Prompts held against what is to run them, before any weight is loaded for them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from executor.tokenizer import Tokenizer
 from planner.documents import Workload
-from solvers.errors import OptionError
+from solvers.errors import CheckpointError, OptionError
 
-__all__ = ["Prompts", "check_limit", "encode"]
+__all__ = ["Prompts", "check_limit", "check_tokens", "decode", "encode", "encode_text"]
 
 Prompts = Sequence[str] | Sequence[Sequence[int]]
 
@@ -61,24 +61,61 @@ def encode(
     given: Sequence[str | Sequence[int]] = prompts
     for number, prompt in enumerate(given, 1):
         if isinstance(prompt, str):
-            longest = tokenizer().longest
-            if len(prompt) > workload.prompt_tokens * longest:
-                raise OptionError(
-                    f"prompt {number} has {len(prompt):,} characters, more than "
-                    f"{workload.prompt_tokens:,} tokens (of at most {longest} characters) hold: "
-                    "shorten it, or plan again with more --prompt-tokens"
-                )
-            tokens = tokenizer().encode(prompt)
+            tokens = encode_text(
+                number,
+                prompt,
+                workload.prompt_tokens,
+                tokenizer(),
+                "shorten it, or plan again with more --prompt-tokens",
+            )
         else:
             tokens = [int(token) for token in prompt]
-        if not tokens:
-            raise OptionError(f"prompt {number} is empty; a prompt has one token at least")
+        check_tokens(number, tokens, vocab_size)
         if len(tokens) > workload.prompt_tokens:
             raise OptionError(
                 f"prompt {number} has {len(tokens)} tokens; the plan is for at most "
                 f"{workload.prompt_tokens}: plan again with --prompt-tokens {len(tokens)}"
             )
-        if not all(0 <= token < vocab_size for token in tokens):
-            raise OptionError(f"prompt {number} has a token outside the vocabulary of {vocab_size}")
         ids.append(tokens)
     return ids
+
+
+def encode_text(
+    number: int, text: str, most_tokens: int, tokenizer: Tokenizer, remedy: str
+) -> list[int]:
+    """Token ids of prompt ``number``.
+
+    Raises
+    ------
+    OptionError
+        If it has more characters than ``most_tokens`` tokens could stand for, which is seen before
+        it is tokenized; ``remedy`` ends the message.
+    """
+    if len(text) > most_tokens * tokenizer.longest:
+        raise OptionError(
+            f"prompt {number} has {len(text):,} characters, more than {most_tokens:,} tokens (of "
+            f"at most {tokenizer.longest} characters) hold: {remedy}"
+        )
+    return tokenizer.encode(text)
+
+
+def check_tokens(number: int, tokens: Sequence[int], vocab_size: int) -> None:
+    """Refuse a prompt that no model of this vocabulary can take.
+
+    Raises
+    ------
+    OptionError
+        If it is empty, or holds a token that the model does not have.
+    """
+    if not tokens:
+        raise OptionError(f"prompt {number} is empty; a prompt has one token at least")
+    if not all(0 <= token < vocab_size for token in tokens):
+        raise OptionError(f"prompt {number} has a token outside the vocabulary of {vocab_size}")
+
+
+def decode(ids: Sequence[int], tokenizer: Callable[[], Tokenizer]) -> str:
+    """Text of token ids; none where they went in without a tokenizer."""
+    try:
+        return tokenizer().decode(list(ids))
+    except CheckpointError:
+        return ""

@@ -12,6 +12,7 @@ from typing import Any
 from executor.closing import Closing
 from executor.parallel.buffer import Eviction
 from executor.parallel.group import RankGroup
+from executor.prompts import check_tokens
 from executor.source import open_weights
 from executor.tokenizer import end_tokens
 from planner.balance_simulator import Links
@@ -324,12 +325,7 @@ class ParallelEngine(Closing):
         if max_new_tokens < 1:
             raise OptionError(f"{max_new_tokens} new tokens are asked for; 1 is the least")
         for number, prompt in enumerate(prompts, 1):
-            if not prompt:
-                raise OptionError(f"prompt {number} is empty; a prompt has one token at least")
-            if not all(0 <= token < self.model.vocab_size for token in prompt):
-                raise OptionError(
-                    f"prompt {number} has a token outside the vocabulary of {self.model.vocab_size}"
-                )
+            check_tokens(number, prompt, self.model.vocab_size)
         longest = max(map(len, prompts)) + max_new_tokens
         if longest > self.model.max_context:
             raise OptionError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,7 +22,7 @@ from moeplan.commands.common import (
 from moeplan.options import check_outputs, parse_size, read_prompts
 from moeplan.output import human_bytes, human_number, human_time
 from planner.documents import ExpertPlacement, load_document
-from solvers.errors import CheckpointError, OptionError
+from solvers.errors import OptionError
 
 if TYPE_CHECKING:
     from executor.parallel import RankReport
@@ -70,6 +72,7 @@ def parallel(
 ) -> None:
     """Run prompts on several devices (processes of this machine), experts as placed."""
     from executor.parallel import ParallelEngine, Rebalance
+    from executor.prompts import decode, encode_text
     from executor.tokenizer import load_tokenizer
 
     reporter = reporter_of(ctx)
@@ -77,7 +80,7 @@ def parallel(
         raise OptionError("--eviction has no effect without --memory: every expert stays")
     check_outputs({"--out": out}, [checkpoint, store, placement, prompts])
     document = load_document(ExpertPlacement, placement)
-    asked = read_prompts(prompts)
+    asked: Sequence[str | list[int]] = read_prompts(prompts)
     engine = ParallelEngine(
         checkpoint,
         document,
@@ -85,14 +88,12 @@ def parallel(
         memory_bytes=None if memory is None else parse_size(memory, "--memory"),
         eviction=eviction or "lifo",
     )
-    texts: list[str] = []
-    tokens: list[list[int]] = []
-    for one in asked:
-        if isinstance(one, str):
-            texts.append(one)
-            tokens.append(load_tokenizer(checkpoint).encode(one))
-        else:
-            tokens.append(one)
+    tokenizer = cache(partial(load_tokenizer, checkpoint))
+    most = engine.model.max_context
+    tokens = [
+        encode_text(number, one, most, tokenizer(), "shorten it") if isinstance(one, str) else one
+        for number, one in enumerate(asked, 1)
+    ]
     with engine, reporter.steps("run") as progress:
         run = engine.generate(
             tokens,
@@ -101,16 +102,13 @@ def parallel(
             rebalance=None if rebalance is None else Rebalance(rebalance),
             progress=progress,
         )
-    try:
-        decode = load_tokenizer(checkpoint).decode
-    except CheckpointError:
-        # token ids went in without a tokenizer, and so come out without text
-        def decode(ids: list[int]) -> str:
-            return ""
-
     lines: list[dict[str, Any]] = [
-        {"prompt": prompt, "text": decode(list(ids)), "token_ids": list(ids)}
-        for prompt, ids in zip(texts or map(decode, tokens), run.token_ids, strict=True)
+        {
+            "prompt": prompt if isinstance(prompt, str) else decode(prompt, tokenizer),
+            "text": decode(ids, tokenizer),
+            "token_ids": list(ids),
+        }
+        for prompt, ids in zip(asked, run.token_ids, strict=True)
     ]
     give_outputs(reporter, lines, out)
     new = sum(map(len, run.token_ids))

@@ -43,6 +43,17 @@ def test_outputs_and_what_each_device_did(
     assert all(0 < rank["hit_rate"] < 1 for rank in said["ranks"])
 
 
+def test_a_text_without_end_is_refused_before_it_is_tokenized(
+    placement: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.txt"
+    # the example's context is 1024 tokens, of at most 256 characters
+    prompts.write_text("import os\n" + "x" * (1024 * 256 + 1) + "\n")
+    arguments = ["--placement", str(placement), "--prompts", str(prompts), "--max-new-tokens", "4"]
+    assert cli.main(["parallel", str(EXAMPLE), *arguments]) == 2
+    assert "prompt 2 has 262,145 characters, more than 1,024 tokens" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
