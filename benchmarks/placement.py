@@ -32,10 +32,8 @@ import numpy as np
 
 from planner.placement import METHODS, SINGLE, Cluster, Scenes, expert_room, scenes_of
 from planner.routing_sources import load_source
-from solvers.placement.bounds import stage_bounds
-from solvers.placement.exact import ENGINES, solve_exactly
-from solvers.placement.problem import Placement, PlacementProblem, check_placement, fullest
-from solvers.placement.rules import RULES
+from solvers.placement.exact import ENGINES, place_items
+from solvers.placement.problem import PlacementProblem, check_placement, fullest
 from solvers.registry import Limits
 
 RESULTS = Path(__file__).parent / "results"
@@ -84,16 +82,6 @@ def cells(data: Path) -> list[Cell]:
     return found
 
 
-def solve(
-    method: str, problem: PlacementProblem, seconds: float, kinds: np.ndarray | None
-) -> tuple[Placement, float]:
-    """A placement, and a bound on the fitted scenarios."""
-    if method in RULES:
-        return RULES[method](problem), float(stage_bounds(problem).mean())
-    placed = solve_exactly(problem, method, Limits(seconds, seconds), kinds)
-    return placed.placement, placed.bound
-
-
 def run(cell: Cell, seconds: float) -> dict[str, Any]:
     """One row: held-out figures of each method, and cpsat against the best other."""
     layers, experts = cell.scenes.fit.shape[1:]
@@ -112,8 +100,9 @@ def run(cell: Cell, seconds: float) -> dict[str, Any]:
         fit = PlacementProblem(cell.scenes.fit, room, replicas)
         judge = PlacementProblem(cell.scenes.judge, room, replicas)
         start = time.perf_counter()
-        placement, bound = solve(method, fit, seconds, cell.scenes.kinds)
+        placed = place_items(fit, method, Limits(seconds, seconds), cell.scenes.kinds)
         took = time.perf_counter() - start
+        placement = placed.placement
         if check_placement(fit, placement):
             raise SystemExit(f"{method} made an invalid placement of {cell.name}")
         held[method] = fullest(judge, placement).mean(axis=1)
@@ -121,8 +110,8 @@ def run(cell: Cell, seconds: float) -> dict[str, Any]:
         row[method] = {
             "held_out": float(held[method].mean()),
             "fitted": fitted,
-            "bound": bound,
-            "gap": 1 - bound / fitted,
+            "bound": placed.bound,
+            "gap": 1 - placed.bound / fitted,
             "seconds": took,
         }
     others = [name for name in held if name not in ENGINES]

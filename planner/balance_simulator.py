@@ -136,13 +136,13 @@ def simulate(
     shape = load.shape[:2]
     times = LayerTimes(np.zeros(shape), np.zeros(shape), np.zeros(shape))
     for stage, copy in enumerate(held):
+        part = (copy > 0) / (copy > 0).sum(axis=1, keepdims=True)
         for scenario in range(len(load)):
             rows = load[scenario, stage]
             busy = cost[_rows_of(rows.sum(axis=0), copy)].sum(axis=0)
             full = busy.max()
             if at_once is not None:
                 full = max(full, busy.sum() / min(at_once, placement.devices))
-            part = (copy > 0) / (copy > 0).sum(axis=1, keepdims=True)
             moved = _move_seconds(rows @ part * row_bytes, apart, links)
             times.compute_ns[scenario, stage] = full
             times.idle_ns[scenario, stage] = full - busy.mean()

@@ -17,8 +17,7 @@ from planner.routing_draws import check_work, draw_scenarios
 from planner.routing_sources import RoutingSource
 from solvers.errors import BudgetError, OptionError
 from solvers.outcome import Stop
-from solvers.placement.bounds import stage_bounds
-from solvers.placement.exact import ENGINES, solve_exactly
+from solvers.placement.exact import ENGINES, place_items
 from solvers.placement.problem import Placement, PlacementProblem, balance, check_placement
 from solvers.placement.rules import RULES
 from solvers.placement.traffic import relabel, traffic
@@ -261,16 +260,9 @@ def place(
         )
     fit = PlacementProblem(scenes.fit, room, replicas)
     judge = PlacementProblem(scenes.judge, room, replicas)
-    stop: Literal["optimal", "time_limit", "rule"] = "rule"
-    if method in RULES:
-        placement = RULES[method](fit)
-        asked = (fit.load.sum(axis=2) > 0).sum(axis=0)
-        bound = float((stage_bounds(fit) * asked).sum() / max(int(asked.sum()), 1))
-    else:
-        limits = Limits(time_limit_seconds, time_limit_seconds, seed)
-        placed = solve_exactly(fit, method, limits, scenes.kinds)
-        placement, bound = placed.placement, placed.bound
-        stop = "optimal" if placed.stop is Stop.OPTIMAL else "time_limit"
+    limits = Limits(time_limit_seconds, time_limit_seconds, seed)
+    placed = place_items(fit, method, limits, scenes.kinds)
+    placement, bound = placed.placement, placed.bound
     if source.joint is not None and cluster.devices > 1 and method != "contiguous":
         placement = relabel(fit, placement, source.joint, cluster.link())
     faults = check_placement(fit, placement)
@@ -294,9 +286,16 @@ def place(
         held_out=_figures(judge, placement, source, cluster),
         bound=min(bound, fitted.average_max_load),
         gap=max(1.0 - bound / fitted.average_max_load, 0.0) if fitted.average_max_load else 0.0,
-        stop=stop,
+        stop=_STOPS[placed.stop],
         seed=seed,
     )
+
+
+_STOPS: dict[Stop, Literal["optimal", "time_limit", "rule"]] = {
+    Stop.OPTIMAL: "optimal",
+    Stop.TIME_LIMIT: "time_limit",
+    Stop.RULE: "rule",
+}
 
 
 def _figures(

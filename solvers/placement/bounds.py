@@ -6,7 +6,7 @@ import numpy as np
 
 from solvers.placement.problem import Floats, PlacementProblem
 
-__all__ = ["scenario_bounds", "stage_bounds"]
+__all__ = ["mean_bound", "scenario_bounds", "stage_bounds"]
 
 
 def scenario_bounds(problem: PlacementProblem) -> Floats:
@@ -53,7 +53,13 @@ def scenario_bounds(problem: PlacementProblem) -> Floats:
 
 def stage_bounds(problem: PlacementProblem) -> Floats:
     """[stages]: the mean of ``scenario_bounds`` over the scenarios that ask anything of a stage."""
-    asked = problem.load.sum(axis=2) > 0
-    total = (scenario_bounds(problem) * asked).sum(axis=0)
-    means: Floats = total / np.maximum(asked.sum(axis=0), 1)
+    total = (scenario_bounds(problem) * problem.asked).sum(axis=0)
+    means: Floats = total / np.maximum(problem.asked.sum(axis=0), 1)
     return means
+
+
+def mean_bound(problem: PlacementProblem, bounds: Floats) -> float:
+    """Of bounds [stages], one on ``Balance.average_max_load``: each counts as often as scenarios
+    ask anything of its stage."""
+    weights = problem.asked.sum(axis=0)
+    return float((bounds * weights).sum() / max(int(weights.sum()), 1))

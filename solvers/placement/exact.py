@@ -26,14 +26,14 @@ import numpy as np
 
 from solvers.exact import ExactSolver
 from solvers.outcome import Stop
-from solvers.placement.bounds import scenario_bounds
+from solvers.placement.bounds import mean_bound, scenario_bounds, stage_bounds
 from solvers.placement.problem import Bools, Floats, Int64, Placement, PlacementProblem, fullest
 from solvers.placement.rules import RULES
 from solvers.placement.search import search
 from solvers.registry import Limits, load
 from solvers.sets_model import Row
 
-__all__ = ["ENGINES", "MOST_TERMS", "Placed", "StageModel", "solve_exactly"]
+__all__ = ["ENGINES", "MOST_TERMS", "Placed", "StageModel", "place_items", "solve_exactly"]
 
 MOST_TERMS = 100_000
 """Terms of a stage's model that gets anywhere in its share of the time."""
@@ -145,6 +145,16 @@ class Placed:
     stop: Stop
 
 
+def place_items(
+    problem: PlacementProblem, method: str, limits: Limits, kinds: Int64 | None = None
+) -> Placed:
+    """A placement by any rule or engine; ``limits`` and ``kinds`` are as for ``solve_exactly``."""
+    if method not in RULES:
+        return solve_exactly(problem, method, limits, kinds)
+    bound = mean_bound(problem, stage_bounds(problem))
+    return Placed(RULES[method](problem), bound, Stop.RULE)
+
+
 def solve_exactly(
     problem: PlacementProblem, engine: str, limits: Limits, kinds: Int64 | None = None
 ) -> Placed:
@@ -173,7 +183,7 @@ def solve_exactly(
         seconds=limits.seconds / 3,
     ).held.copy()
     scenarios, stages, items = problem.load.shape
-    asked = problem.load.sum(axis=2) > 0
+    asked = problem.asked
     floor = scenario_bounds(problem)
     most = min(problem.devices, 1 + problem.replicas)
     small = scenarios * items * most * problem.devices <= MOST_TERMS
@@ -199,10 +209,8 @@ def solve_exactly(
         if searched[stage] and after < before:
             held[stage] = better
         optimal = optimal and solved.optimal
-    weights = asked.sum(axis=0)
-    bound = float((bounds * weights).sum() / max(int(weights.sum()), 1))
     stop = Stop.OPTIMAL if optimal and bool(searched.all()) else Stop.TIME_LIMIT
-    return Placed(Placement(held), bound, stop)
+    return Placed(Placement(held), mean_bound(problem, bounds), stop)
 
 
 def _validated(

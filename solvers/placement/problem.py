@@ -84,6 +84,12 @@ class PlacementProblem:
         return int(self.room.shape[1])
 
     @cached_property
+    def asked(self) -> Bools:
+        """[scenarios, stages]: whether a scenario asks anything of a stage."""
+        some: Bools = self.load.sum(axis=2) > 0
+        return some
+
+    @cached_property
     def share(self) -> Floats:
         """[scenarios, stages, items]: share of a stage's load; all 0 where there is none."""
         total = self.load.sum(axis=2, keepdims=True)
@@ -155,7 +161,7 @@ def device_loads(problem: PlacementProblem, placement: Placement) -> Floats:
 def balance(problem: PlacementProblem, placement: Placement) -> Balance:
     """The figures of a placement; a stage without load in a scenario counts nowhere in it."""
     loads = device_loads(problem, placement)
-    asked = problem.load.sum(axis=2) > 0
+    asked = problem.asked
     if not asked.any():
         return Balance(0.0, 0.0, 0.0)
     full = loads.max(axis=2)[asked]

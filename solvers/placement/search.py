@@ -171,7 +171,7 @@ def search(
     for turn, stage in enumerate(stages):
         now = time.monotonic()
         deadline = now + max(end - now, 0.0) / (len(stages) - turn)
-        asked = problem.load[:, stage].sum(axis=1) > 0
+        asked = problem.asked[:, stage]
         if not asked.any():
             continue
         share, room = problem.share[asked, stage], problem.room[stage]
