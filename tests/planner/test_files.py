@@ -82,3 +82,10 @@ def test_long_names_of_folders(look: object, tmp_path: Path) -> None:
 def test_json_that_is_none(text: str) -> None:
     with pytest.raises(ValueError, match=r"twice|number|deeply|digits"):
         loads_once(text)
+
+
+def test_a_key_that_stands_twice_is_found_at_once_among_very_many() -> None:
+    # comparing each with each would take hours
+    keys = ",".join(f'"k{number}":1' for number in range(200_000))
+    with pytest.raises(ValueError, match="'k199999' stands twice"):
+        loads_once(f'{{{keys},"k199999":1}}')

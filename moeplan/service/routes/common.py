@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, cast
@@ -22,6 +21,7 @@ from moeplan.service.problems import Refusal, problem, problem_of
 from moeplan.service.store import Job, Store
 from moeplan.service.views import JobView
 from planner.documents import Document, parse_document, printable
+from planner.files import loads_once
 from solvers.errors import MoeplanError
 
 __all__ = ["Context", "Digest", "Service", "StrictRoute", "accepted", "decoded", "parsed"]
@@ -112,23 +112,10 @@ class _StrictRequest(Request):
 
 def _strict_json(body: bytes) -> Any:
     try:
-        return json.loads(body.decode(), parse_constant=_no_constant, object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:  # also integers of over 4,300 digits
+        return loads_once(body.decode())
+    except ValueError as error:
         said = f"not valid JSON: {error}"
         raise HTTPException(400, detail=problem(400, "json", "Not JSON", said, "body")) from error
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    body = dict(pairs)
-    if len(body) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {twice[:100]!r} stands twice in one object")
-    return body
 
 
 def parsed(cls: type[D], value: dict[str, Any], field: str) -> D:
