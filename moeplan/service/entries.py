@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any, TypeVar
@@ -176,8 +175,3 @@ def kept_profile(store: Store, digest: str) -> Profile:
 def json_entry(kind: str, name: str, summary: dict[str, Any], body: dict[str, Any]) -> Entry:
     """Something that is no document of moeplan's files: a comparison, an explanation."""
     return Entry(kind, name, summary, {"kind": kind, "version": 1, **body})
-
-
-def blob_hash(data: bytes) -> str:
-    """SHA-256 of a blob."""
-    return hashlib.sha256(data).hexdigest()

@@ -24,9 +24,10 @@ from planner.documents import Document, parse_document, printable
 from planner.files import loads_once
 from solvers.errors import MoeplanError
 
-__all__ = ["Context", "Digest", "Service", "StrictRoute", "accepted", "decoded", "parsed"]
+__all__ = ["Context", "Digest", "Service", "StrictRoute", "accepted", "decoded", "found", "parsed"]
 
 D = TypeVar("D", bound=Document)
+T = TypeVar("T")
 
 _INLINE_BYTES = 1 << 16
 """A longer body is parsed in a thread, so that it holds up nobody else."""
@@ -154,9 +155,17 @@ def decoded(text: str, field: str) -> bytes:
         raise Refusal(422, "request", "Not a valid request", f"{field}: {error}", field) from error
 
 
-def missing(what: str, field: str, status: int = 404) -> Refusal:
-    """There is none."""
-    return Refusal(status, "missing", "There is none", f"the store has no {what}", field)
+def found(value: T | None, what: str, field: str = "path.digest", status: int = 404) -> T:
+    """What the store has.
+
+    Raises
+    ------
+    Refusal
+        If it has none.
+    """
+    if value is None:
+        raise Refusal(status, "missing", "There is none", f"the store has no {what}", field)
+    return value
 
 
 def accepted(job: Job, response: Response) -> JobView:

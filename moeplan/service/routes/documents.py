@@ -28,7 +28,7 @@ from moeplan.service.routes.common import (
     Service,
     StrictRoute,
     decoded,
-    missing,
+    found,
     parsed,
     refused,
     unchanging,
@@ -61,11 +61,10 @@ def _body_of(name: str) -> Any:
 
 def _put(service: Service, response: Response, entries: list[Entry], *blobs: bytes) -> DocumentView:
     (digest, new), *_ = service.store.documents.put(entries, blobs)
-    kept = service.store.documents.kept(entries[0].kind, digest)
-    if kept is None:
-        raise missing(f"{entries[0].kind} {digest}", "body")
+    kind = entries[0].kind
+    kept = found(service.store.documents.kept(kind, digest), f"{kind} {digest}", "body")
     response.status_code = 201 if new else 200
-    response.headers["Location"] = href(kept.kind, digest)
+    response.headers["Location"] = href(kind, digest)
     return DocumentView.of(kept)
 
 
@@ -136,14 +135,12 @@ def _listing(kind: str) -> None:
     def listed(
         service: Context, limit: PageLimit = 50, after: After = None, search: Search = None
     ) -> DocumentList:
-        found = service.store.documents.listed(kind, limit=limit + 1, after=after, search=search)
-        items = [DocumentView.of(kept) for kept in found[:limit]]
-        return DocumentList(items=items, next=items[-1].hash if len(found) > limit else None)
+        kept = service.store.documents.listed(kind, limit=limit + 1, after=after, search=search)
+        items = [DocumentView.of(one) for one in kept[:limit]]
+        return DocumentList(items=items, next=items[-1].hash if len(kept) > limit else None)
 
     def got(request: Request, service: Context, digest: Digest) -> Response:
-        data = service.store.documents.get(kind, digest)
-        if data is None:
-            raise missing(f"{kind} {digest}", "path.digest")
+        data = found(service.store.documents.get(kind, digest), f"{kind} {digest}")
         return unchanging(request, data, digest, "application/json")
 
     listed.__name__, got.__name__ = f"list_{path}", f"get_{path}"
@@ -177,9 +174,7 @@ for _kind in COLLECTIONS:
 )
 def get_plan(request: Request, service: Context, digest: Digest) -> Response:
     """The sealed document, which 'moeplan run' and 'moeplan show' take."""
-    data = service.store.documents.get("plan", digest)
-    if data is None:
-        raise missing(f"plan {digest}", "path.digest")
+    data = found(service.store.documents.get("plan", digest), f"plan {digest}")
     # what is kept is the canonical text, whose hash is the seal
     sealed = data.removesuffix(b"}") + f',"{SEAL}":"{digest}"}}'.encode()
     return unchanging(request, sealed, digest, "application/json")
@@ -201,8 +196,7 @@ def get_plan(request: Request, service: Context, digest: Digest) -> Response:
 )
 def get_arrays(request: Request, service: Context, digest: Digest) -> Response:
     """What 'routing.npz' holds."""
-    trace = kept_document(service.store, RoutingTrace, digest)
-    data = None if trace is None else service.store.documents.blob(trace.arrays_hash)
-    if trace is None or data is None:
-        raise missing(f"arrays of routing {digest}", "path.digest")
+    what = f"arrays of routing {digest}"
+    trace = found(kept_document(service.store, RoutingTrace, digest), what)
+    data = found(service.store.documents.blob(trace.arrays_hash), what)
     return unchanging(request, data, trace.arrays_hash, "application/octet-stream")

@@ -19,7 +19,7 @@ from moeplan.service.routes.common import (
     PageLimit,
     Service,
     StrictRoute,
-    missing,
+    found,
 )
 from moeplan.service.store.jobs import State
 from moeplan.service.views import JobList, JobView
@@ -43,27 +43,21 @@ def list_jobs(
     state: Annotated[State | None, Query()] = None,
 ) -> JobList:
     """All jobs, or those in one state."""
-    found = service.store.jobs.listed(limit=limit + 1, after=after, state=state)
-    items = [JobView.of(job) for job in found[:limit]]
-    return JobList(items=items, next=items[-1].id if len(found) > limit else None)
+    listed = service.store.jobs.listed(limit=limit + 1, after=after, state=state)
+    items = [JobView.of(job) for job in listed[:limit]]
+    return JobList(items=items, next=items[-1].id if len(listed) > limit else None)
 
 
 @router.get("/v1/jobs/{digest}", summary="One job")
 def get_job(service: Context, digest: Digest) -> JobView:
     """How far it is, what it made, or why it failed."""
-    job = service.store.jobs.get(digest)
-    if job is None:
-        raise missing(f"job {digest}", "path.digest")
-    return JobView.of(job)
+    return JobView.of(found(service.store.jobs.get(digest), f"job {digest}"))
 
 
 @router.post("/v1/jobs/{digest}/cancel", summary="Cancel a job", status_code=202)
 def cancel_job(service: Context, digest: Digest) -> JobView:
     """At once while it waits, soon while it runs; one that has ended stays as it is."""
-    job = service.store.jobs.cancel(digest)
-    if job is None:
-        raise missing(f"job {digest}", "path.digest")
-    return JobView.of(job)
+    return JobView.of(found(service.store.jobs.cancel(digest), f"job {digest}"))
 
 
 _STREAM: dict[int | str, dict[str, Any]] = {
@@ -86,8 +80,7 @@ async def watch_job(
     last_event_id: Annotated[int | None, Header(ge=0, lt=1 << 31)] = None,
 ) -> StreamingResponse:
     """Its state now, and again with each change (incumbent, bound, gap), as server-sent events."""
-    if await run_in_threadpool(service.store.jobs.get, digest) is None:
-        raise missing(f"job {digest}", "path.digest")
+    found(await run_in_threadpool(service.store.jobs.get, digest), f"job {digest}")
     if _streams >= service.most_streams:
         said = f"{_streams} watch already"
         raise Refusal(429, "streams", "Too many watch", said, "server", {"Retry-After": "10"})

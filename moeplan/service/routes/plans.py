@@ -23,7 +23,7 @@ from moeplan.service.routes.common import (
     Service,
     StrictRoute,
     accepted,
-    missing,
+    found,
     unchanging,
 )
 from moeplan.service.store.jobs import job_id
@@ -46,9 +46,18 @@ def _examples(**values: dict[str, Any]) -> Any:
     return Body(openapi_examples={name: {"value": value} for name, value in values.items()})
 
 
-def _profile_is_kept(service: Service, digest: str) -> None:
-    if service.store.documents.kept("profile", digest) is None:
-        raise missing(f"profile {digest}: upload it first", "body.profile", 422)
+def _must_be_kept(service: Service, kind: str, digest: str) -> None:
+    """Refuse a body that names, under ``kind``, a document that is not there."""
+    kept = service.store.documents.kept(kind, digest)
+    found(kept, f"{kind} {digest}: upload it first", f"body.{kind}", 422)
+
+
+def _ask(
+    service: Service, response: Response, kind: str, body: PlanRequest | CompareRequest
+) -> JobView:
+    inputs = body.inputs()
+    _must_be_kept(service, "profile", body.profile)
+    return accepted(service.submit(kind, inputs), response)
 
 
 @router.post("/v1/plans", summary="Ask for a plan", tags=["plans"], **_JOB)
@@ -64,9 +73,7 @@ def ask_plan(
     ],
 ) -> JobView:
     """Make a job; the same inputs are the same job."""
-    inputs = body.inputs()
-    _profile_is_kept(service, body.profile)
-    return accepted(service.submit("plan", inputs), response)
+    return _ask(service, response, "plan", body)
 
 
 @router.post("/v1/compare", summary="Ask for a comparison of solvers", tags=["plans"], **_JOB)
@@ -79,9 +86,7 @@ def ask_comparison(
     ],
 ) -> JobView:
     """Plan with each solver for each objective; every plan is kept."""
-    inputs = body.inputs()
-    _profile_is_kept(service, body.profile)
-    return accepted(service.submit("compare", inputs), response)
+    return _ask(service, response, "compare", body)
 
 
 @router.post("/v1/placements", summary="Ask for a placement", tags=["placements"], **_JOB)
@@ -94,10 +99,9 @@ def ask_placement(
 ) -> JobView:
     """Place a routing's experts on devices."""
     inputs = body.inputs()
-    if service.store.documents.kept("routing", body.routing) is None:
-        raise missing(f"routing {body.routing}: upload it first", "body.routing", 422)
-    if body.model is not None and service.store.documents.kept("model", body.model) is None:
-        raise missing(f"model {body.model}: upload it first", "body.model", 422)
+    _must_be_kept(service, "routing", body.routing)
+    if body.model is not None:
+        _must_be_kept(service, "model", body.model)
     return accepted(service.submit("place", inputs), response)
 
 
@@ -120,10 +124,7 @@ class TimelineView(BaseModel):
 
 
 def _summary(service: Service, digest: str) -> dict[str, Any]:
-    kept = service.store.documents.kept("plan", digest)
-    if kept is None:
-        raise missing(f"plan {digest}", "path.digest")
-    return kept.summary
+    return found(service.store.documents.kept("plan", digest), f"plan {digest}").summary
 
 
 @functools.cache
@@ -174,8 +175,7 @@ def ask_explanation(
 )
 def get_timeline(request: Request, service: Context, digest: Digest) -> Response:
     """Events of the predicted passes, times in ns."""
-    _summary(service, digest)
-
-    body = json.loads(service.store.documents.get("plan", digest) or b"{}")["predicted"]
+    plan = found(service.store.documents.get("plan", digest), f"plan {digest}")
+    body = json.loads(plan)["predicted"]
     data = json.dumps({name: body[name] for name in TimelineView.model_fields}).encode()
     return unchanging(request, data, digest, "application/json")
