@@ -43,9 +43,7 @@ class _Model:
         self.problem = problem
         self.model = cp_model.CpModel()
         scenarios = problem.scenarios
-        copies = int(problem.copy_ns.sum()) + sum(
-            s.start.copy_ns for s in problem.stages if s.start
-        )
+        copies = int(problem.copy_ns.sum()) + int(problem.start_ns.sum())
         self.horizon = int(scenarios.compute_ns.sum()) + copies * scenarios.passes
         self.kept = [[self.model.new_bool_var("") for _ in stage.items] for stage in problem.stages]
         self.start_kept = [
@@ -66,7 +64,7 @@ class _Model:
 
     def _memory(self) -> None:
         problem, model = self.problem, self.model
-        sizes = [s.start.held_bytes if s.start else 0 for s in problem.stages]
+        sizes = problem.start_bytes.tolist()
         largest = model.new_int_var(0, max(sizes, default=0), "")
         room = model.new_int_var(0, problem.capacity_bytes, "")
         model.add_multiplication_equality(room, [largest, self.start_slots])

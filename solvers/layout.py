@@ -76,7 +76,7 @@ class Layout:
         stages = self.problem.stages
         self.starts = [False] * len(stages)
         self.residents = [set() for _ in stages]
-        held = [stage.start.held_bytes if stage.start else 0 for stage in stages]
+        held = self.problem.start_bytes.tolist()
         self.free_bytes = self.problem.capacity_bytes - self.slots * self.problem.slot_bytes
         self.free_bytes -= self.start_slots * max(held, default=0)
         if not self.start_slots:

@@ -87,7 +87,7 @@ class FluidClock:
         self._useful = active * self._copy * listed
         self._late = active * self._copy * ~listed
         self._list = self._copy * listed
-        self._start = np.array([s.start.copy_ns if s.start else 0.0 for s in problem.stages])
+        self._start = problem.start_ns.astype(np.float64)
         work = scenarios.work_ns.astype(np.float64)
         self._works = work.sum(axis=2)
         last = np.where(scenarios.demand > 0, work, np.inf).min(axis=2)
@@ -261,7 +261,7 @@ def _try(search: Search, schedule: Schedule) -> None:
 
 def _spare(problem: Problem, sets: _Sets, slots: int, start_slots: int) -> int:
     """Bytes left over, with start slots for any start unit, so that each may leave."""
-    held = np.array([s.start.held_bytes if s.start else 0 for s in problem.stages])
+    held = problem.start_bytes
     used = int((problem.item_bytes * sets.items).sum() + (held * sets.starts).sum())
     used += slots * problem.slot_bytes + start_slots * int(held.max(initial=0))
     return problem.capacity_bytes - used

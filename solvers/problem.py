@@ -252,6 +252,16 @@ class Problem:
         return table
 
     @cached_property
+    def start_ns(self) -> Int64:
+        """[stages]: duration of each start unit's copy; 0 where there is none."""
+        return np.array([s.start.copy_ns if s.start else 0 for s in self.stages], dtype=np.int64)
+
+    @cached_property
+    def start_bytes(self) -> Int64:
+        """[stages]: memory of each start unit as a resident."""
+        return np.array([s.start.held_bytes if s.start else 0 for s in self.stages], dtype=np.int64)
+
+    @cached_property
     def demanded(self) -> npt.NDArray[np.float64]:
         """[passes, stages, items]: 1 where demanded, shifted so that its mean over the passes of
         one kind is ``mean_demanded`` (a control variate); plain 0 and 1 without it."""

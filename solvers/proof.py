@@ -71,10 +71,7 @@ def proven_ns(problem: Problem, proof: Proof) -> int | None:
     slots = proof.least_slots
     active = (scenarios.demand > 0).astype(object)
     copy, work = problem.copy_ns.astype(object), scenarios.work_ns.astype(object)
-    start = np.array([s.start.copy_ns if s.start else 0 for s in problem.stages], dtype=object)
-    start_held = np.array(
-        [s.start.held_bytes if s.start else 0 for s in problem.stages], dtype=object
-    )
+    start, start_held = problem.start_ns.astype(object), problem.start_bytes.astype(object)
     longest = int(problem.copy_ns.max(initial=0))
     # the most copy time for a byte of start slot, as a fraction
     pace, per = 0, 1

@@ -207,8 +207,7 @@ def _solve(
     fixed = least_slots == most_slots
     demand = (scenarios.demand > 0).astype(np.float64) if exact_demand else problem.demanded
     copy, work = problem.copy_ns / _MS, scenarios.work_ns / _MS
-    start = np.array([s.start.copy_ns if s.start else 0 for s in problem.stages]) / _MS
-    start_held = np.array([s.start.held_bytes if s.start else 0 for s in problem.stages]) / _MIB
+    start, start_held = problem.start_ns / _MS, problem.start_bytes / _MIB
     longest = float(copy.max(initial=0.0))
     pace = float(
         np.divide(start, start_held, out=np.zeros_like(start), where=start_held > 0).max(initial=0)

@@ -108,7 +108,7 @@ class SetsModel:
 
     def _memory(self) -> None:
         problem, hint = self.problem, self.hint
-        largest = max((s.start.held_bytes for s in problem.stages if s.start), default=0)
+        largest = int(problem.start_bytes.max(initial=0))
         room = problem.capacity_bytes - hint.slots * problem.slot_bytes - hint.start_slots * largest
         columns, sizes = [], []
         for (index, item), column in self.resident.items():
@@ -134,7 +134,7 @@ class SetsModel:
     def _clocks(self) -> None:
         problem, hint, scenarios = self.problem, self.hint, self.problem.scenarios
         slot_ns = int(problem.copy_ns.max(initial=0))
-        start_ns = max((s.start.copy_ns for s in problem.stages if s.start), default=0)
+        start_ns = int(problem.start_ns.max(initial=0))
         ahead = (hint.slots * slot_ns + hint.start_slots * start_ns) // _UNIT_NS + 1
         longest = int(scenarios.compute_ns.max(initial=0)) + int(problem.copy_ns.sum())
         longest = (longest + start_ns * len(problem.stages)) // _UNIT_NS + ahead + 2
