@@ -29,6 +29,7 @@ from planner.documents import (
     to_json,
 )
 from planner.documents.base import SEAL
+from planner.files import is_file
 from planner.profiles import Profile
 from planner.routing import trace_bytes
 from solvers.errors import DocumentError, OptionError, RunError
@@ -318,7 +319,13 @@ def _status(body: dict[str, Any]) -> JobStatus:
 def _arrays(profile: Profile) -> bytes:
     """The bytes that the routing document's hash is of: its file, or the arrays written anew."""
     path = profile.folder / profile.routing.arrays_file
-    for data in (path.read_bytes() if path.is_file() else b"", trace_bytes(profile.arrays)):
-        if hashlib.sha256(data).hexdigest() == profile.routing.arrays_hash:
-            return data
-    raise DocumentError(f"{path}: not the arrays of the profile's routing document")
+    data = path.read_bytes() if is_file(path) else b""
+    if not _is_of(data, profile):
+        data = trace_bytes(profile.arrays)
+        if not _is_of(data, profile):
+            raise DocumentError(f"{path}: not the arrays of the profile's routing document")
+    return data
+
+
+def _is_of(data: bytes, profile: Profile) -> bool:
+    return hashlib.sha256(data).hexdigest() == profile.routing.arrays_hash

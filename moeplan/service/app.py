@@ -14,9 +14,9 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from moeplan.service.guard import Guard, GuardSettings
+from moeplan.service.guard import Guard, GuardSettings, problem_answer
 from moeplan.service.metrics import Metrics
-from moeplan.service.problems import MEDIA_TYPE, Refusal, problem, problem_of
+from moeplan.service.problems import Refusal, problem, problem_of
 from moeplan.service.routes import documents, jobs, plans, system
 from moeplan.service.routes.common import Service
 from moeplan.service.store import Store
@@ -120,13 +120,6 @@ def _document(app: FastAPI) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _answer(body: dict[str, Any], headers: dict[str, str] | None = None) -> JSONResponse:
-    status = body["status"]
-    if status in (429, 503):
-        headers = {"Retry-After": "5", **(headers or {})}
-    return JSONResponse(body, status, headers=headers, media_type=MEDIA_TYPE)
-
-
 async def _not_valid(_: Request, error: Exception) -> JSONResponse:
     """Faults that pydantic found, the first one in the line, all of them in a list."""
     if not isinstance(error, RequestValidationError):
@@ -141,7 +134,7 @@ async def _not_valid(_: Request, error: Exception) -> JSONResponse:
     if len(faults) > 1:
         detail += f" (and {len(faults) - 1} more)"
     title = "Not a valid request"
-    return _answer(problem(422, "request", title, detail, first["field"], errors=faults))
+    return problem_answer(problem(422, "request", title, detail, first["field"], errors=faults))
 
 
 async def _http(request: Request, error: Exception) -> JSONResponse:
@@ -151,22 +144,22 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     headers = dict(error.headers or {})
     detail: Any = error.detail
     if isinstance(detail, dict):
-        return _answer(detail, headers)
+        return problem_answer(detail, headers)
     field = "method" if error.status_code == 405 else "path"
     named = {404: "missing", 405: "method"}.get(error.status_code, "http")
     said = f"{request.method} {request.url.path[:200]}: {detail}"
-    return _answer(problem(error.status_code, named, str(detail), said, field), headers)
+    return problem_answer(problem(error.status_code, named, str(detail), said, field), headers)
 
 
 async def _ours(_: Request, error: Exception) -> JSONResponse:
     """moeplan's own errors, by the one table."""
     if not isinstance(error, MoeplanError):
         raise error
-    body = problem_of(error)
-    return _answer({"field": "server", **body}, error.headers if isinstance(error, Refusal) else {})
+    headers = error.headers if isinstance(error, Refusal) else {}
+    return problem_answer({"field": "server", **problem_of(error)}, headers)
 
 
 async def _bug(_: Request, error: Exception) -> JSONResponse:
     """A bug is told in the log; the answer says only that there was one."""
     said = "a bug in moeplan; the server's log tells"
-    return _answer(problem(500, "internal", "Internal error", said, "server"))
+    return problem_answer(problem(500, "internal", "Internal error", said, "server"))

@@ -6,9 +6,8 @@ A plain ASGI layer, so that what it refuses is never parsed.
 from __future__ import annotations
 
 import ipaddress
-import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 from fastapi.exceptions import HTTPException
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moeplan.service.errors import StoreError
@@ -23,7 +23,7 @@ from moeplan.service.metrics import Metrics
 from moeplan.service.problems import MEDIA_TYPE, Refusal, problem_of
 from moeplan.service.store import Store
 
-__all__ = ["Guard", "GuardSettings", "is_loopback"]
+__all__ = ["Guard", "GuardSettings", "is_loopback", "problem_answer"]
 
 _OPEN = ("/healthz", "/readyz")
 """Told to anybody: they say nothing but whether the service is there."""
@@ -37,6 +37,7 @@ _HEADERS = (
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"content-security-policy", _POLICY.encode()),
 )
+_CLOSE = {"Connection": "close"}
 _LARGE = ("/v1/profiles", "/v1/routings")
 
 
@@ -103,7 +104,9 @@ class Guard:
         try:
             refused = await self._refuse(scope)
             if refused is not None:
-                await _answer(refused, guarded)
+                # what was not read is not read: the connection cannot be used again
+                answer = problem_answer(problem_of(refused), {**refused.headers, **_CLOSE})
+                await answer(scope, receive, guarded)
             else:
                 limit = self._limit(scope["path"])
                 await self._app(scope, _counted(receive, limit), guarded)
@@ -194,13 +197,9 @@ def _counted(receive: Receive, limit: int) -> Receive:
     return counted
 
 
-async def _answer(refusal: Refusal, send: Callable[[Message], Awaitable[None]]) -> None:
-    body = json.dumps(problem_of(refusal)).encode()
-    headers: list[Any] = [(b"content-type", MEDIA_TYPE.encode())]
-    headers.append((b"content-length", str(len(body)).encode()))
-    headers += [(k.lower().encode(), v.encode()) for k, v in refusal.headers.items()]
-    # what was not read is not read: the connection cannot be used again
-    headers.append((b"connection", b"close"))
-    status = refusal.body["status"]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+def problem_answer(body: dict[str, Any], headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """A problem document as the answer; what is too much now says when to come again."""
+    again = {"Retry-After": "5"} if body["status"] in (429, 503) else {}
+    return JSONResponse(
+        body, body["status"], headers={**again, **(headers or {})}, media_type=MEDIA_TYPE
+    )

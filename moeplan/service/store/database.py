@@ -16,7 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from moeplan.service.errors import StoreError
 from solvers.errors import OptionError
 
-__all__ = ["Database"]
+__all__ = ["Database", "page"]
 
 _BUSY_MS = 20_000
 """How long a writer waits for another one."""
@@ -115,6 +115,21 @@ class Database:
         """Carry out an update of at most one row; whether there was one."""
         found = connection.execute(statement)
         return bool(found.rowcount == 1)
+
+
+def page(
+    statement: sa.Select[Any],
+    time: sa.ColumnElement[Any],
+    key: sa.ColumnElement[Any],
+    *,
+    limit: int,
+    after: str | None,
+) -> sa.Select[Any]:
+    """At most ``limit`` rows, the newest first: those behind the row whose key is ``after``."""
+    if after is not None:
+        here = sa.select(time, key).where(key == after).subquery()
+        statement = statement.where(sa.tuple_(time, key) < sa.select(here).scalar_subquery())
+    return statement.order_by(time.desc(), key.desc()).limit(limit)
 
 
 _CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp())")

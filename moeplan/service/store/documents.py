@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from moeplan.service.errors import StoreError
-from moeplan.service.store.database import Database
+from moeplan.service.store.database import Database, page
 from moeplan.service.store.tables import blobs, documents
 from planner.documents import canonical_json
 
@@ -158,14 +158,11 @@ class Documents:
         search
             Only those whose name holds this text, in upper or lower case.
         """
-        order = (documents.c.created_at, documents.c.hash)
         statement = sa.select(*_LISTED).where(documents.c.kind == kind)
         if search:
             statement = statement.where(documents.c.name.icontains(search, autoescape=True))
-        if after is not None:
-            here = sa.select(*order).where(_is(documents, after)).subquery()
-            statement = statement.where(sa.tuple_(*order) < sa.select(here).scalar_subquery())
-        statement = statement.order_by(*(column.desc() for column in order)).limit(limit)
+        rows = documents.c
+        statement = page(statement, rows.created_at, rows.hash, limit=limit, after=after)
         with self._database.read() as connection:
             return [_kept(row) for row in connection.execute(statement)]
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 import sqlalchemy as sa
 
 from moeplan.service.errors import QueueFullError, StoreError
-from moeplan.service.store.database import Database
+from moeplan.service.store.database import Database, page
 from moeplan.service.store.documents import Documents, Entry
 from moeplan.service.store.tables import STATES, jobs
 from planner.documents import canonical_json
@@ -132,14 +132,10 @@ class Jobs:
         self, *, limit: int = 50, after: str | None = None, state: State | None = None
     ) -> list[Job]:
         """Jobs, the newest first; ``after`` as for documents."""
-        order = (jobs.c.created_at, jobs.c.id)
         statement = sa.select(jobs)
         if state is not None:
             statement = statement.where(jobs.c.state == state)
-        if after is not None:
-            here = sa.select(*order).where(jobs.c.id == after).subquery()
-            statement = statement.where(sa.tuple_(*order) < sa.select(here).scalar_subquery())
-        statement = statement.order_by(*(column.desc() for column in order)).limit(limit)
+        statement = page(statement, jobs.c.created_at, jobs.c.id, limit=limit, after=after)
         with self._database.read() as connection:
             return [_job(row) for row in connection.execute(statement)]
 
