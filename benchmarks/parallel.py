@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from executor import open_weights
+from executor.allocator import usable_cores
 from executor.parallel import ParallelEngine, ParallelRun
 from planner.balance_simulator import Links, dealt, simulate
 from planner.documents import Curve, ExpertPlacement, ModelSpec
@@ -44,10 +45,9 @@ RESULTS = Path(__file__).parent / "results"
 
 def placed(model: ModelSpec, load: np.ndarray, devices: int, replicas: int) -> ExpertPlacement:
     """Placed by ``replicate`` on [passes, layers, experts] rows."""
-    layers = tuple(spec.index for spec in model.layers if spec.experts)
-    source = RoutingSource("trace", layers, {"passes of a run": load})
+    source = RoutingSource("trace", model.moe_layers, {"passes of a run": load})
     cluster = Cluster(devices)
-    room = expert_room(cluster, layers=len(layers), experts=load.shape[2], replicas=replicas)
+    room = expert_room(cluster, layers=load.shape[1], experts=load.shape[2], replicas=replicas)
     return place(
         source,
         Scenes(load[0::2], load[1::2], "passes of a run, every other one"),
@@ -88,8 +88,9 @@ def cell(
         # other work on the machine comes and goes
         curve, links = mean_of(before, engine.measure())
     load, took = loads(run, len(placement.layers))
-    cores = len(os.sched_getaffinity(0))
-    told = simulate(load, placement, expert=curve, links=links, row_bytes=row, at_once=cores)
+    told = simulate(
+        load, placement, expert=curve, links=links, row_bytes=row, at_once=usable_cores()
+    )
     found: dict[str, Any] = {
         "devices": placement.devices,
         "replicas": placement.replicas,
@@ -181,8 +182,7 @@ def main() -> None:
             f"{told['idle_us']:.0f} | {told['exchange_us']:.0f} |"
         )
     facts = {
-        "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, shared by all "
-        "processes",
+        "machine": f"{platform.machine()}, {usable_cores()} cores, shared by all processes",
         "load_average": os.getloadavg()[0],
         "model": model.name,
         "prompts": arguments.prompts,

@@ -27,7 +27,7 @@ from collections import defaultdict
 from typing import Any
 
 from planner.catalogue import Row, figure, named_machine, rows
-from planner.roofline import CALLS, Efficiency
+from planner.roofline import Efficiency, Roofline
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMED = ROOT / "benchmarks" / "results" / "roofline_h200.json"
@@ -108,7 +108,7 @@ def fit_operations(timed: list[dict[str, Any]]) -> tuple[Efficiency, Efficiency,
         entry: tuple[dict[str, Any], tuple[str, float, float]], op: float, call: float
     ) -> float:
         row, (kind, flops, moved) = entry
-        guess = max(flops / (peak * op), moved / memory) * 1e9 + CALLS[kind] * call
+        guess = Roofline(peak * op, memory, call, 0.0, "fitted").ns(kind, flops, moved)
         return float(guess / row["median_ns"] - 1)
 
     fit, held = known[::2], known[1::2]

@@ -10,7 +10,6 @@ from planner.groups import candidates
 from planner.objectives import objective_named
 from planner.profiles import Profile
 from planner.recompute import candidate_of
-from planner.scenarios import Sequences, split_sequences
 from planner.solve import OBJECTIVES, SOLVERS, make_plan
 from solvers.registry import BOUNDS, Feature, Limits, load
 from solvers.relaxation import relax
@@ -154,11 +153,9 @@ def compare_bound(
     """
     started = time.monotonic()
     goal = objective_named(objective, workload)
-    sequences = Sequences.of(profile.arrays, profile.routing.experts)
-    split = split_sequences(sequences.count, seed)
     best: tuple[float, int, int] | None = None
     if goal.measure != "memory":
-        for one in candidates(profile, workload, memory_bytes, sequences, split, seed, goal):
+        for one in candidates(profile, workload, memory_bytes, seed, goal):
             bound = load(solver).solve(one.problem("judge"), Limits(seed=seed)).bound
             if bound is None:
                 continue

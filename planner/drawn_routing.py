@@ -21,7 +21,6 @@ A token draws ``top_k`` different experts, each with exactly the chance that the
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,7 @@ import numpy.typing as npt
 from planner.documents import ModelSpec, RoutingTrace, document_hash
 from planner.documents.base import Source
 from planner.files import exists
-from planner.routing import TraceArrays, load_trace, trace_bytes
+from planner.routing import TraceArrays, load_trace, trace_bytes, trace_document
 from planner.routing_sources import RoutingSource, load_source
 from solvers.errors import DocumentError, OptionError, UnsupportedError
 
@@ -99,7 +98,8 @@ def draw_routing(
     source = load_source(path, series)
     if source.kind == "trace":
         return _recorded(path, model)
-    return _drawn(model, *_chances(source, path, model, random), prompt_tokens, random)
+    chance, said = _chances(source, path, model, random)
+    return _drawn(model, chance, top_k, said, prompt_tokens, random)
 
 
 def _by_rule(
@@ -126,7 +126,7 @@ def _rule_words(what: str) -> str:
 
 def _recorded(path: Path, model: ModelSpec) -> DrawnRouting:
     trace, arrays = load_trace(path)
-    moe = tuple(layer.index for layer in model.layers if layer.experts)
+    moe = model.moe_layers
     spec = model.layers[moe[0]]
     if (trace.moe_layers, trace.experts, trace.top_k) != (moe, spec.experts, spec.top_k):
         raise DocumentError(
@@ -141,10 +141,10 @@ def _recorded(path: Path, model: ModelSpec) -> DrawnRouting:
 
 def _chances(
     source: RoutingSource, path: Path, model: ModelSpec, random: np.random.Generator
-) -> tuple[Floats, int, str]:
-    """[sequences or domains, moe_layers, experts] chances, top_k, and the words."""
-    moe = [layer for layer in model.layers if layer.experts]
-    experts, top_k = moe[0].experts, moe[0].top_k
+) -> tuple[Floats, str]:
+    """[sequences or domains, moe_layers, experts] chances, and the words."""
+    moe = model.moe_layers
+    experts, top_k = model.layers[moe[0]].experts, model.layers[moe[0]].top_k
     if source.experts != experts:
         raise DocumentError(f"{path}: of {source.experts} experts; {model.name} has {experts}")
     if source.top_k not in (None, top_k):
@@ -154,11 +154,10 @@ def _chances(
             f"{path}: of layers up to {source.layers[-1]}; {model.name} has {len(model.layers)}"
         )
     known = np.array(source.layers)
-    wanted = [layer.index for layer in moe]
     if len(known) == len(moe):
         nearest = np.arange(len(moe))
     else:
-        nearest = np.array([int(abs(known - index).argmin()) for index in wanted])
+        nearest = np.array([int(abs(known - index).argmin()) for index in moe])
     if source.kind == "shares":
         prompts = np.concatenate(list(source.sequences.values()))
         prompts = prompts[random.permutation(len(prompts))[:_SEQUENCES]].astype(np.float64)
@@ -181,7 +180,7 @@ def _chances(
             f"; only {len(known)} of {len(moe)} layers are known, the others take the nearest one's"
         )
     chance = np.stack([[inclusion(row, top_k) for row in one[nearest]] for one in prompts])
-    return chance, top_k, said
+    return chance, said
 
 
 def inclusion(weight: Floats, top_k: int) -> Floats:
@@ -260,16 +259,12 @@ def _drawn(
 
 
 def _document(model: ModelSpec, arrays: TraceArrays, source: Source, said: str) -> DrawnRouting:
-    moe = tuple(layer.index for layer in model.layers if layer.experts)
-    document = RoutingTrace(
+    document = trace_document(
+        arrays,
+        trace_bytes(arrays),
         model_hash=document_hash(model),
+        moe_layers=model.moe_layers,
+        expert_count=model.layers[model.moe_layers[0]].experts,
         source=source,
-        tokens=len(arrays.sequence),
-        sequences=len(np.unique(arrays.sequence)),
-        moe_layers=moe,
-        experts=model.layers[moe[0]].experts,
-        top_k=arrays.experts.shape[2],
-        arrays_file="routing.npz",
-        arrays_hash=hashlib.sha256(trace_bytes(arrays)).hexdigest(),
     )
     return DrawnRouting(document, arrays, said)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from planner.documents import Channel, Curve, LayerPolicy, Policy, Workload
+from planner.documents import Channel, Curve, LayerPolicy, MemoryAccount, Policy, Workload
 from planner.memory import (
     EXPERT_TILE_ROWS,
     account_device,
@@ -102,13 +102,21 @@ class Encoding:
         """Rows of a head tile, and number of tiles."""
         return default_head_tiling(self.profile.model, self.dtype_bytes)
 
+    def account(self, schedule: Schedule) -> MemoryAccount:
+        """Device memory under a schedule."""
+        model, policy = self.profile.model, self.policy(schedule)
+        return account_device(model, policy, self.workload, self.dtype_bytes, self.memory_bytes)
+
     @cached_property
-    def fixed_bytes(self) -> int:
+    def fixed(self) -> MemoryAccount:
         """Device memory that no decision of the problem changes: KV, workspace, logits, ..."""
-        empty = tuple(StageChoice() for _ in range(len(self.profile.model.layers) + 1))
-        policy = self.policy(Schedule(empty, 0, 0, 0))
-        model = self.profile.model
-        return account_device(model, policy, self.workload, self.dtype_bytes, 0).peak_bytes
+        empty = (StageChoice(),) * (len(self.profile.model.layers) + 1)
+        return self.account(Schedule(empty, 0, 0, 0))
+
+    @property
+    def fixed_bytes(self) -> int:
+        """All of ``fixed``."""
+        return self.fixed.peak_bytes
 
     @property
     def slot_bytes(self) -> int:
@@ -184,7 +192,7 @@ class Encoding:
         prologue, lead, epilogue = (np.zeros(shape, dtype=np.int64) for _ in range(3))
         demand = np.zeros((*shape, width), dtype=np.int32)
         work = np.zeros((*shape, width), dtype=np.int64)
-        moe = [layer.index for layer in model.layers if layer.experts]
+        moe = list(model.moe_layers)
         demand[:, moe, : counts.shape[2]] = counts
         leads: dict[tuple[PassShape, tuple[bool, ...]], int] = {}
         for index, one in enumerate(shapes):

@@ -7,7 +7,6 @@ themselves, prices come from the relaxation, and each is held against a new plan
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -17,11 +16,11 @@ from planner.groups import Candidate, group_sizes
 from planner.profiles import Profile
 from planner.recompute import candidate_of
 from planner.solve import make_plan
-from planner.sweep import GroupPoint, by_group
+from planner.sweep import GroupPoint, Told, by_group, untold
 from solvers.layout import START
 from solvers.outcome import Schedule
 from solvers.problem import Problem
-from solvers.relaxation import relax
+from solvers.relaxation import Relaxed, relax
 from solvers.replay import replay
 from solvers.sets import demand_share
 
@@ -29,8 +28,6 @@ __all__ = ["Explanation", "Prefetching", "Price", "Unit", "explain"]
 
 MORE = 0.1
 """The share by which memory and bandwidth are raised for a second plan."""
-
-Told = Callable[[int, int, str], None]
 
 
 class Unit(NamedTuple):
@@ -135,7 +132,7 @@ def explain(
     profile: Profile,
     *,
     time_limit_seconds: float = 10.0,
-    progress: Told = lambda done, total, what: None,
+    progress: Told = untold,
 ) -> Explanation:
     """Explain a plan that passes the checker.
 
@@ -174,9 +171,10 @@ def explain(
         progress(2, 5, "more memory")
         again = _replan(plan, profile, account.capacity_bytes, time_limit_seconds)
         base = min(plan.objective, again.objective)
-        memory_price = _memory_price(plan, profile, candidate, base, time_limit_seconds)
+        asked = plan, profile, candidate, relax(problem), base, time_limit_seconds
+        memory_price = _memory_price(*asked)
         progress(3, 5, "more bandwidth")
-        bandwidth_price = _bandwidth_price(plan, profile, candidate, base, time_limit_seconds)
+        bandwidth_price = _bandwidth_price(*asked)
         progress(4, 5, "prefetching")
         prefetching = _prefetching(plan, candidate, problem, schedule)
     return Explanation(
@@ -235,49 +233,51 @@ def _binding(compute: float, channel: float) -> Literal["compute", "copies", "la
     return "compute" if compute >= channel else "copies"
 
 
-def _bound(candidate: Candidate, problem: Problem) -> float | None:
-    relaxed = relax(problem)
-    return None if relaxed is None else candidate.value("judge", relaxed.bound.value_ns)
-
-
 def _memory_price(
-    plan: Plan, profile: Profile, candidate: Candidate, base: float, seconds: float
+    plan: Plan,
+    profile: Profile,
+    candidate: Candidate,
+    relaxed: Relaxed | None,
+    base: float,
+    seconds: float,
 ) -> Price | None:
     problem = candidate.problem("judge")
-    relaxed = relax(problem)
     added = int(plan.memory["device"].capacity_bytes * MORE)
-    more = problem.replace(capacity_bytes=problem.capacity_bytes + added)
-    after = _bound(candidate, more)
-    if relaxed is None or after is None:
+    more = relax(problem.replace(capacity_bytes=problem.capacity_bytes + added))
+    if relaxed is None or more is None:
         return None
     again = _replan(plan, profile, plan.memory["device"].capacity_bytes + added, seconds)
     per = candidate.value("judge", 1 << 40) / (1 << 40)
-    before = candidate.value("judge", relaxed.bound.value_ns)
-    return _price(added, before, after, base, again, relaxed.saved_ns_per_byte * per)
+    slope = relaxed.saved_ns_per_byte * per
+    return _price(added, *_bounds(candidate, relaxed, more), base, again, slope)
 
 
 def _bandwidth_price(
-    plan: Plan, profile: Profile, candidate: Candidate, base: float, seconds: float
+    plan: Plan,
+    profile: Profile,
+    candidate: Candidate,
+    relaxed: Relaxed | None,
+    base: float,
+    seconds: float,
 ) -> Price | None:
     hardware = _faster(profile.hardware)
     faster = dataclasses.replace(profile, hardware=hardware)
     encoding = dataclasses.replace(candidate.encoding, profile=faster)
-    quicker = Candidate(
-        encoding,
-        candidate.sequences,
-        candidate.split,
-        candidate.seed,
-        candidate.objective,
-        candidate.factors,
-    )
-    before = _bound(candidate, candidate.problem("judge"))
-    after = _bound(quicker, quicker.problem("judge"))
-    if before is None or after is None:
+    # with the same scenarios, which know nothing of copies
+    quicker = dataclasses.replace(candidate, encoding=encoding)
+    more = relax(quicker.problem("judge"))
+    if relaxed is None or more is None:
         return None
     again = _replan(plan, faster, plan.memory["device"].capacity_bytes, seconds)
     link = candidate.encoding.link
     own = link.paced_bytes_per_second or link.bandwidth_bytes_per_second.value
-    return _price(own * MORE, before, after, base, again, None)
+    return _price(own * MORE, *_bounds(candidate, relaxed, more), base, again, None)
+
+
+def _bounds(candidate: Candidate, relaxed: Relaxed, more: Relaxed) -> tuple[float, float]:
+    """The bound without and with more."""
+    before, after = (candidate.value("judge", one.bound.value_ns) for one in (relaxed, more))
+    return before, after
 
 
 def _price(

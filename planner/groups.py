@@ -10,13 +10,19 @@ import numpy.typing as npt
 
 from planner.documents import Workload
 from planner.encode import Encoding, Factors
-from planner.memory import account_device
 from planner.objectives import Objective
 from planner.predict import Judged
 from planner.profiles import Profile
-from planner.scenarios import PassShape, Sequences, Split, draw_counts, pass_shapes
+from planner.scenarios import (
+    PassShape,
+    Sequences,
+    Split,
+    draw_counts,
+    pass_shapes,
+    split_sequences,
+)
 from solvers.layout import smallest_capacity
-from solvers.outcome import Bound, Schedule, StageChoice
+from solvers.outcome import Bound, Schedule
 from solvers.problem import Problem, Scenarios
 from solvers.relaxation import relax
 from solvers.replay import measure, replay
@@ -179,10 +185,7 @@ class Candidate:
 
     def peak_bytes(self, schedule: Schedule) -> int:
         """Device memory under a schedule."""
-        encoding = self.encoding
-        policy, model = encoding.policy(schedule), encoding.profile.model
-        account = account_device(model, policy, encoding.workload, encoding.dtype_bytes, 0)
-        return account.peak_bytes
+        return self.encoding.account(schedule).peak_bytes
 
     def set_factors(self, schedule: Schedule) -> None:
         """How much copies and computation overlap under ``schedule``, and so slow each other."""
@@ -227,13 +230,13 @@ def candidates(
     profile: Profile,
     workload: Workload,
     memory_bytes: int,
-    sequences: Sequences,
-    split: Split,
     seed: int,
     objective: Objective,
 ) -> list[Candidate]:
     """All n and b that fit: for each group size the batch sizes whose attention is fastest and
     whose workspace is least."""
+    sequences = Sequences.of(profile.arrays, profile.routing.experts)
+    split = split_sequences(sequences.count, seed)
     found = []
     for group in group_sizes(workload.requests):
         fitting: list[tuple[int, int, Encoding]] = []
@@ -282,10 +285,7 @@ def smallest_account(profile: Profile, workload: Workload) -> tuple[int, dict[st
     for chunk in CHUNK_BYTES:
         encoding = Encoding(profile, workload, 1, 1, 0, chunk)
         total = needed_bytes(encoding)
-        empty = Schedule((StageChoice(),) * (len(profile.model.layers) + 1), 0, 0, 0)
-        purposes = account_device(
-            profile.model, encoding.policy(empty), workload, encoding.dtype_bytes, 0
-        ).by_purpose
+        purposes = dict(encoding.fixed.by_purpose)
         starts = [stage.start.held_bytes for stage in encoding.stages(Factors()) if stage.start]
         purposes["dense_slots"] += max(starts, default=0)
         purposes["slots"] += total - sum(purposes.values())

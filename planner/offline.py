@@ -267,12 +267,4 @@ def write_profile(profile: Profile, folder: Path) -> Profile:
             shutil.rmtree(staged, ignore_errors=True)
     except OSError as error:
         raise DocumentError(f"{folder}: cannot be written: {error.strerror or error}") from error
-    return Profile(
-        folder,
-        profile.index,
-        profile.hardware,
-        profile.model,
-        profile.costs,
-        profile.routing,
-        profile.arrays,
-    )
+    return replace(profile, folder=folder)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any
 
-from planner.documents import ModelSpec, Plan, Predicted, Timeline
+from planner.documents import ModelSpec, Plan, Timeline
 from planner.encode import DTYPE_BYTES, Encoding, Factors, schedule_of
 from planner.groups import Candidate
 from planner.memory import account_device
@@ -115,12 +115,12 @@ def _pairs(where: str, stated: Any, computed: Any) -> Iterator[tuple[str, Any, A
     if isinstance(stated, Timeline):
         rows, ours = list(stated.events()), list(computed.events())
         if len(rows) != len(ours):
-            yield f"{where}", f"{len(rows)} rows", f"{len(ours)} rows"
+            yield where, f"{len(rows)} rows", f"{len(ours)} rows"
         for index, (row, own) in enumerate(zip(rows, ours, strict=False)):
             if row != own:
                 yield f"{where}.{index}", tuple(row), tuple(own)
                 return
-    elif isinstance(stated, Predicted) or hasattr(stated, "__dataclass_fields__"):
+    elif is_dataclass(stated):
         for field in fields(stated):
             name = field.name
             yield from _pairs(f"{where}.{name}", getattr(stated, name), getattr(computed, name))

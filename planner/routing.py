@@ -26,6 +26,7 @@ __all__ = [
     "popularity",
     "read_arrays",
     "trace_bytes",
+    "trace_document",
     "write_trace",
 ]
 
@@ -65,6 +66,29 @@ def trace_bytes(arrays: TraceArrays) -> bytes:
     return buffer.getvalue()
 
 
+def trace_document(
+    arrays: TraceArrays,
+    data: bytes,
+    *,
+    model_hash: str,
+    moe_layers: tuple[int, ...],
+    expert_count: int,
+    source: Source = "measured",
+) -> RoutingTrace:
+    """The document of ``arrays``; ``data`` are their ``trace_bytes``."""
+    return RoutingTrace(
+        model_hash=model_hash,
+        source=source,
+        tokens=len(arrays.sequence),
+        sequences=len(np.unique(arrays.sequence)),
+        moe_layers=moe_layers,
+        experts=expert_count,
+        top_k=arrays.experts.shape[2],
+        arrays_file="routing.npz",
+        arrays_hash=hashlib.sha256(data).hexdigest(),
+    )
+
+
 def write_trace(
     folder: Path,
     arrays: TraceArrays,
@@ -76,18 +100,15 @@ def write_trace(
 ) -> RoutingTrace:
     """Write ``routing.npz`` and ``routing.json`` into ``folder``; the JSON last."""
     data = trace_bytes(arrays)
-    write_atomic(folder / "routing.npz", data)
-    trace = RoutingTrace(
+    trace = trace_document(
+        arrays,
+        data,
         model_hash=model_hash,
-        source=source,
-        tokens=len(arrays.sequence),
-        sequences=len(np.unique(arrays.sequence)),
         moe_layers=moe_layers,
-        experts=expert_count,
-        top_k=arrays.experts.shape[2],
-        arrays_file="routing.npz",
-        arrays_hash=hashlib.sha256(data).hexdigest(),
+        expert_count=expert_count,
+        source=source,
     )
+    write_atomic(folder / trace.arrays_file, data)
     write_document(trace, folder / "routing.json")
     return trace
 

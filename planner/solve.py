@@ -33,12 +33,10 @@ from planner.entries import (
     told,
 )
 from planner.groups import candidates, smallest_account, smallest_budget_bytes
-from planner.memory import account_device
 from planner.notes import plan_notes
 from planner.objectives import OBJECTIVES, Objective, check_second, objective_named
 from planner.predict import predict
 from planner.profiles import Profile
-from planner.scenarios import Sequences, split_sequences
 from planner.second import settle_second
 from planner.sizes import typed_size
 from solvers.errors import BudgetError, OptionError
@@ -173,9 +171,7 @@ def solve(
             patience=patience,
         )
     deadline = time.monotonic() + time_limit_seconds
-    sequences = Sequences.of(profile.arrays, profile.routing.experts)
-    split = split_sequences(sequences.count, seed)
-    found = candidates(profile, workload, memory_bytes, sequences, split, seed, goal)
+    found = candidates(profile, workload, memory_bytes, seed, goal)
     if not found:
         raise _too_small(profile, workload, memory_bytes)
     ranked = first_looks(found, deadline, patience)
@@ -287,14 +283,11 @@ def document(profile: Profile, entry: Entry, rivals: list[Entry], seed: int) -> 
     """The plan of the winner, judged."""
     candidate = entry.candidate
     encoding = candidate.encoding
-    policy = encoding.policy(entry.schedule)
     value = candidate.score("judge", entry.schedule)
     bound = candidate.bound(entry.schedule)
     lower = None if bound is None else candidate.value("judge", bound.value_ns)
     predicted = predict(candidate.judged(), entry.schedule)
-    memory = account_device(
-        profile.model, policy, encoding.workload, encoding.dtype_bytes, encoding.memory_bytes
-    )
+    memory = encoding.account(entry.schedule)
     judged_rivals = {
         rival.solver: rival.candidate.score("judge", rival.schedule) for rival in rivals
     }
@@ -319,7 +312,7 @@ def document(profile: Profile, entry: Entry, rivals: list[Entry], seed: int) -> 
         workload=encoding.workload,
         device=profile.hardware.device,
         dtype=profile.costs.dtype,
-        policy=policy,
+        policy=encoding.policy(entry.schedule),
         memory={"device": memory},
         predicted=predicted,
         chosen_over=judged_rivals,

@@ -16,7 +16,6 @@ from planner.entries import Entry, Patience, first_looks, housed, run_solver
 from planner.groups import CHUNK_BYTES, batch_sizes, candidates, group_sizes, needed_bytes
 from planner.objectives import objective_named
 from planner.profiles import Profile
-from planner.scenarios import Sequences, split_sequences
 from planner.solve import document, make_plan, solve
 from solvers.errors import BudgetError, OptionError
 from solvers.registry import Limits
@@ -25,17 +24,19 @@ __all__ = [
     "GroupPoint",
     "SweepPoint",
     "TimePoint",
+    "Told",
     "budgets_between",
     "by_group",
     "by_time",
     "sweep",
+    "untold",
 ]
 
 Told = Callable[[int, int, str], None]
 """Called with what is done, of how much, and what it is."""
 
 
-def _untold(done: int, total: int, what: str) -> None:
+def untold(done: int, total: int, what: str) -> None:
     """No progress is wanted."""
 
 
@@ -126,7 +127,7 @@ def sweep(
     objective: str = "throughput",
     time_limit_seconds: float = 10.0,
     seed: int = 0,
-    progress: Told = _untold,
+    progress: Told = untold,
 ) -> list[SweepPoint]:
     """The best plan within each budget (ascending).
 
@@ -201,7 +202,7 @@ def by_group(
     seconds_each: float = 1.0,
     seed: int = 0,
     only: Sequence[int] | None = None,
-    progress: Told = _untold,
+    progress: Told = untold,
 ) -> list[GroupPoint]:
     """Each group size with the b that suits it best, solved by itself.
 
@@ -217,9 +218,7 @@ def by_group(
         See ``Told``.
     """
     goal = objective_named(objective, workload)
-    sequences = Sequences.of(profile.arrays, profile.routing.experts)
-    split = split_sequences(sequences.count, seed)
-    found = candidates(profile, workload, memory_bytes, sequences, split, seed, goal)
+    found = candidates(profile, workload, memory_bytes, seed, goal)
     sizes = sorted(group_sizes(workload.requests) if only is None else only)
     points = []
     for done, size in enumerate(sizes):

@@ -14,10 +14,11 @@ from rich.text import Text
 
 from moeplan.options import split_names
 from moeplan.output import Reporter
-from moeplan.words import decode_tokens_per_second, tokens_per_second
+from moeplan.words import decode_tokens_per_second, explain_plan, note_list, tokens_per_second
 from planner.documents import (
     CostProfile,
     Document,
+    ExpertPlacement,
     Hardware,
     ModelSpec,
     Plan,
@@ -29,27 +30,37 @@ from planner.documents import (
 )
 from planner.objectives import OBJECTIVES
 from solvers.errors import DocumentError, OptionError
+from solvers.registry import BOUNDS, Feature, load, names
 
 __all__ = [
     "Json",
     "Memory",
     "NewTokens",
+    "ObjectiveName",
     "OutputsFile",
+    "PlanFile",
+    "PlotsFile",
     "ProfileFolder",
+    "ProfileOption",
     "PromptTokens",
     "PromptsFile",
     "Requests",
     "Seed",
+    "SolverName",
     "Then",
     "TimeLimit",
     "Tolerance",
     "costs_of",
     "give_outputs",
     "hardware_of",
+    "load_plan",
     "model_of",
+    "placement_summary",
     "plain",
     "plan_summary",
     "reporter_of",
+    "say",
+    "say_plan",
     "search_seconds",
     "searches",
     "second_objective",
@@ -59,7 +70,7 @@ __all__ = [
 
 D = TypeVar("D", bound=Document)
 
-_DEFAULT_TIME_LIMIT_SECONDS = 10.0
+DEFAULT_TIME_LIMIT_SECONDS = 10.0
 DEFAULT_TOLERANCE = 0.01
 
 Json = Annotated[
@@ -68,6 +79,10 @@ Json = Annotated[
 Memory = Annotated[str, typer.Option("--memory", help="Device budget: 600MiB, 1.5GB or bytes.")]
 ProfileFolder = Annotated[
     Path, typer.Argument(metavar="PROFILE_DIR", help="A folder that 'moeplan profile' made.")
+]
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A file of 'moeplan plan'.")]
+ProfileOption = Annotated[
+    Path | None, typer.Option("--profile", help="The profile (where it lay when planning).")
 ]
 PromptsFile = Annotated[
     Path, typer.Option("--prompts", help="A .txt (a prompt a line) or a .jsonl (see the docs).")
@@ -82,6 +97,13 @@ TimeLimit = Annotated[
     float | None,
     typer.Option("--time-limit", min=0.001, help="Seconds for a solver that searches (10)."),
 ]
+ObjectiveName = Annotated[
+    str, typer.Option("--objective", help=f"What is best: {', '.join(OBJECTIVES)}.")
+]
+SolverName = Annotated[
+    str, typer.Option("--solver", help=f"Back end or strategy: {', '.join(names())}.")
+]
+PlotsFile = Annotated[Path | None, typer.Option("--html", help="Write a page with plots.")]
 Then = Annotated[
     str | None,
     typer.Option("--then", help="A second objective, among plans nearly the best by the first."),
@@ -97,6 +119,20 @@ def reporter_of(ctx: typer.Context) -> Reporter:
     """The reporter that ``main`` made for this call."""
     reporter: Reporter = ctx.obj
     return reporter
+
+
+def say(reporter: Reporter, paragraphs: Sequence[str]) -> None:
+    """Show paragraphs, each with an empty line after it."""
+    for paragraph in paragraphs:
+        reporter.show(Text(paragraph + "\n"))
+
+
+def say_plan(reporter: Reporter, plan: Plan, model: ModelSpec | None) -> None:
+    """Show what a plan does, and its notes."""
+    say(reporter, explain_plan(plan, model))
+    if plan.notes:
+        reporter.show(note_list(plan.notes))
+        reporter.show("")
 
 
 def give_outputs(reporter: Reporter, lines: list[dict[str, Any]], out: Path | None) -> None:
@@ -123,7 +159,7 @@ def search_seconds(solvers: Sequence[str], time_limit: float | None) -> float:
         If it is no number of seconds, or was given where none of the solvers searches.
     """
     if time_limit is None:
-        return _DEFAULT_TIME_LIMIT_SECONDS
+        return DEFAULT_TIME_LIMIT_SECONDS
     if not math.isfinite(time_limit):
         raise OptionError(f"--time-limit {time_limit} is not a number of seconds")
     if not any(searches(solver) for solver in solvers):
@@ -134,8 +170,6 @@ def search_seconds(solvers: Sequence[str], time_limit: float | None) -> float:
 
 def searches(solver: str) -> bool:
     """Whether a solver searches, rather than to follow a rule."""
-    from solvers.registry import BOUNDS, Feature, load
-
     return solver not in BOUNDS and Feature.BOUND in load(solver).features
 
 
@@ -272,6 +306,12 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "notes": list(plan.notes),
         "hash": document_hash(plan),
     }
+
+
+def placement_summary(placement: ExpertPlacement) -> dict[str, Any]:
+    """What scripts ask of a placement: everything but the experts' devices."""
+    body = {name: value for name, value in plain(placement).items() if name != "layers"}
+    return {**body, "moe_layers": len(placement.layers)}
 
 
 def trace_summary(trace: Trace, sequences: int | None = None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from moeplan.commands.common import searches
 from moeplan.commands.sweep import frontier_chart
 from moeplan.output import Steps, human_bytes
 from moeplan.plots import Chart, Line
@@ -12,7 +13,6 @@ from planner.groups import smallest_budget_bytes
 from planner.objectives import objective_named
 from planner.profiles import Profile
 from planner.sweep import budgets_between, by_group, by_time, sweep
-from solvers.registry import Feature, load
 
 __all__ = ["draw_curves"]
 
@@ -39,7 +39,7 @@ def draw_curves(
     Searching solvers are planned anew under shorter limits; they and the first few strategies
     within smaller and larger budgets; and each group size is solved by itself.
     """
-    searching = [name for name in solvers if Feature.BOUND in load(name).features]
+    searching = [name for name in solvers if searches(name)]
     rules = [name for name in solvers if name not in searching][:_MOST_RULES]
     total = len(searching) + len(searching[:1]) + len(rules) + bool(searching)
     done = 0

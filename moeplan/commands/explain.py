@@ -6,9 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.text import Text
 
-from moeplan.commands.common import Json, load_plan, plain, reporter_of
+from moeplan.commands.common import (
+    Json,
+    PlanFile,
+    ProfileOption,
+    load_plan,
+    plain,
+    reporter_of,
+    say,
+)
 from moeplan.output import human_bytes
 from moeplan.words import PURPOSE_WORDS, objective_words
 from planner.documents import Plan
@@ -24,10 +31,8 @@ __all__ = ["explain", "sentences"]
 
 def explain(
     ctx: typer.Context,
-    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="A file of 'moeplan plan'.")],
-    profile: Annotated[
-        Path | None, typer.Option("--profile", help="The profile (where it lay when planning).")
-    ] = None,
+    plan_file: PlanFile,
+    profile: ProfileOption = None,
     time_limit: Annotated[
         float, typer.Option("--time-limit", min=0.001, help="Seconds for each new plan.")
     ] = 5.0,
@@ -47,8 +52,7 @@ def explain(
     with reporter.steps("explain") as progress:
         found = explained(plan, loaded, time_limit_seconds=time_limit, progress=progress)
     said = sentences(plan, found)
-    for paragraph in said:
-        reporter.show(Text(paragraph + "\n"))
+    say(reporter, said)
     reporter.result({"plan": str(plan_file), "words": said, **plain(found)})
 
 

@@ -16,13 +16,15 @@ from moeplan.commands.common import (
     model_of,
     plan_summary,
     reporter_of,
+    say,
+    say_plan,
     trace_summary,
 )
 from moeplan.options import check_outputs
 from moeplan.output import Reporter
 from moeplan.page import build_page
 from moeplan.terminal import draw_pass, pass_indices
-from moeplan.words import expert_map, explain_plan, explain_trace, memory_bars, note_list
+from moeplan.words import expert_map, explain_trace, memory_bars
 from planner.documents import (
     DOCUMENTS,
     ModelSpec,
@@ -137,13 +139,10 @@ def show(
         reporter.show(Text(f"The report is in {html}"))
     elif not as_json:
         if plan is not None:
-            _say(reporter, explain_plan(plan, model))
-            if plan.notes:
-                reporter.show(note_list(plan.notes))
-                reporter.show("")
+            say_plan(reporter, plan, model)
             _memory(reporter, plan, model)
         if trace is not None:
-            _say(reporter, explain_trace(trace, plan, hardware))
+            say(reporter, explain_trace(trace, plan, hardware))
         for name, timeline, index in drawn:
             width = reporter.console.width
             phase = "prefill" if index == 0 else f"pass {index}"
@@ -191,11 +190,6 @@ def _head_layer(plan: Plan | None, timeline: Timeline) -> int:
     if plan is not None:
         return len(plan.policy.layers)
     return max((event.layer for event in timeline.events() if event.kind == "head"), default=-2)
-
-
-def _say(reporter: Reporter, paragraphs: list[str]) -> None:
-    for paragraph in paragraphs:
-        reporter.show(Text(paragraph + "\n"))
 
 
 def _memory(reporter: Reporter, plan: Plan, model: ModelSpec | None) -> None:

@@ -15,15 +15,18 @@ from moeplan.commands.common import (
     Json,
     Memory,
     NewTokens,
+    ObjectiveName,
     PromptTokens,
     Requests,
     Seed,
+    SolverName,
     Then,
     TimeLimit,
     Tolerance,
     plain,
     plan_summary,
     reporter_of,
+    say_plan,
     search_seconds,
     second_objective,
     workload_of,
@@ -51,12 +54,12 @@ from moeplan.options import (
     split_names,
 )
 from moeplan.output import SearchSteps, human_bytes
-from moeplan.words import explain_plan, memory_bars, note_list
+from moeplan.words import memory_bars
 from planner.documents import ProfileIndex, document_hash, write_document
 from planner.objectives import OBJECTIVES
 from planner.profiles import Profile, load_profile
 from solvers.errors import OptionError
-from solvers.registry import BOUNDS, REFUSED, names
+from solvers.registry import BOUNDS, REFUSED
 
 __all__ = ["pack", "plan", "profile", "synth"]
 
@@ -240,12 +243,8 @@ def plan(
     requests: Requests = 64,
     prompt_tokens: PromptTokens = 64,
     new_tokens: NewTokens = 16,
-    objective: Annotated[
-        str, typer.Option("--objective", help=f"What is best: {', '.join(OBJECTIVES)}.")
-    ] = "throughput",
-    solver: Annotated[
-        str, typer.Option("--solver", help=f"Back end or strategy: {', '.join(names())}.")
-    ] = "cpsat",
+    objective: ObjectiveName = "throughput",
+    solver: SolverName = "cpsat",
     then: Then = None,
     tolerance: Tolerance = None,
     time_limit: TimeLimit = None,
@@ -307,11 +306,7 @@ def plan(
         # the plan's maker and the checker disagree: a bug, which must not leave as a plan
         raise RuntimeError(f"the checker refuses the new plan: {faults}")
     write_document(made, out)
-    for paragraph in explain_plan(made, loaded.model):
-        reporter.show(Text(paragraph + "\n"))
-    if made.notes:
-        reporter.show(note_list(made.notes))
-        reporter.show("")
+    say_plan(reporter, made, loaded.model)
     account = made.memory["device"]
     reporter.show(memory_bars(account.by_purpose, account.capacity_bytes))
     reporter.show(Text(f"\nThe plan is in {out}"))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from moeplan.commands.common import Json, Seed, plain, reporter_of
+from moeplan.commands.common import Json, Seed, placement_summary, reporter_of
 from moeplan.options import check_outputs, optional_bandwidth, parse_size, split_names
 from planner.documents import document_hash, write_document
 from solvers.errors import OptionError
@@ -164,7 +164,7 @@ def place(
     reporter.show(Text(f"Batches: {scenes.drawn}. An even load would be {1 / devices:.4f}."))
     if out is not None:
         reporter.show(Text(f"{placements[0].method} is written to {out}"))
-    summaries = [_summary(one) for one in placements]
+    summaries = [{**placement_summary(one), "hash": document_hash(one)} for one in placements]
     reporter.result({**summaries[0], "methods": summaries, "out": out and str(out)})
 
 
@@ -195,9 +195,3 @@ def _table(placements: list[ExpertPlacement], devices: int) -> Table:
             style="bold" if seen.average_max_load == best else "",
         )
     return table
-
-
-def _summary(one: ExpertPlacement) -> dict[str, Any]:
-    """What scripts ask of a placement: everything but the experts' devices."""
-    body = {name: value for name, value in plain(one).items() if name != "layers"}
-    return {**body, "moe_layers": len(one.layers), "hash": document_hash(one)}

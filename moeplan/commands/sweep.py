@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,10 +11,13 @@ from rich.text import Text
 from moeplan.commands.common import (
     Json,
     NewTokens,
+    ObjectiveName,
+    PlotsFile,
     ProfileFolder,
     PromptTokens,
     Requests,
     Seed,
+    SolverName,
     TimeLimit,
     plan_summary,
     reporter_of,
@@ -49,15 +51,11 @@ def sweep(
     requests: Requests = 64,
     prompt_tokens: PromptTokens = 64,
     new_tokens: NewTokens = 16,
-    objective: Annotated[
-        str, typer.Option("--objective", help=f"What is best: {', '.join(OBJECTIVES)}.")
-    ] = "throughput",
-    solver: Annotated[
-        str, typer.Option("--solver", help=f"Back end or strategy: {', '.join(names())}.")
-    ] = "cpsat",
+    objective: ObjectiveName = "throughput",
+    solver: SolverName = "cpsat",
     time_limit: TimeLimit = None,
     seed: Seed = 0,
-    html: Annotated[Path | None, typer.Option("--html", help="Write a page with plots.")] = None,
+    html: PlotsFile = None,
     as_json: Json = False,
 ) -> None:
     """Plan within a range of budgets: the frontier of memory and throughput."""

@@ -13,6 +13,8 @@ from rich.text import Text
 from moeplan.commands.common import (
     Json,
     OutputsFile,
+    PlanFile,
+    ProfileOption,
     PromptsFile,
     costs_of,
     give_outputs,
@@ -20,11 +22,12 @@ from moeplan.commands.common import (
     load_plan,
     plain,
     reporter_of,
+    say,
     trace_summary,
 )
 from moeplan.options import check_outputs, optional_pace, read_prompts
 from moeplan.output import human_bytes, human_number, human_time
-from moeplan.words import explain_trace
+from moeplan.words import explain_trace, range_words
 from planner.comparable import disk_pace, pace_words
 from planner.documents import (
     Plan,
@@ -37,11 +40,6 @@ from planner.profiles import load_profile
 from solvers.errors import InputError, OptionError
 
 __all__ = ["check", "run", "verify"]
-
-PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A file of 'moeplan plan'.")]
-ProfileOption = Annotated[
-    Path | None, typer.Option("--profile", help="The profile (where it lay when planning).")
-]
 
 
 def check(
@@ -154,8 +152,7 @@ def run(
     give_outputs(reporter, lines, out)
     if trace is not None:
         write_document(made, trace)
-    for paragraph in explain_trace(made, plan, hardware):
-        reporter.show(Text(paragraph + "\n"))
+    say(reporter, explain_trace(made, plan, hardware))
     reporter.result(
         {
             **trace_summary(made, len(outputs)),
@@ -205,10 +202,8 @@ def verify(
         table.add_row(name, predicted, measured, *told)
 
     for label, rate in (("tokens/s in all", speed), ("tokens/s in decode", decode)):
-        low, high = human_number(rate.predicted.low), human_number(rate.predicted.high)
-        promised = f"{human_number(rate.predicted.value)} ({low} to {high})"
         ratio = 1 + rate.error if rate.error is not None else None
-        add(Text(label, "bold"), promised, f"{human_number(rate.measured)}", ratio)
+        add(Text(label, "bold"), range_words(rate.predicted), human_number(rate.measured), ratio)
     for row in (found.wall, found.prefill, found.decode, *found.kinds):
         if row.predicted or row.measured:
             name = row.name.replace("_", " ")

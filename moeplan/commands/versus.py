@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +13,7 @@ from moeplan.commands.common import (
     Json,
     Memory,
     NewTokens,
+    PlotsFile,
     ProfileFolder,
     PromptTokens,
     Requests,
@@ -67,7 +67,7 @@ def compare(
     tolerance: Tolerance = None,
     time_limit: TimeLimit = None,
     seed: Seed = 0,
-    html: Annotated[Path | None, typer.Option("--html", help="Write a page with plots.")] = None,
+    html: PlotsFile = None,
     as_json: Json = False,
 ) -> None:
     """Plan with every solver under every objective; one table for each objective."""

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, TypeVar
 
-from moeplan.commands.common import plain, plan_summary
+from moeplan.commands.common import placement_summary, plain, plan_summary
 from moeplan.service.store import Store
 from moeplan.service.store.documents import Entry
 from moeplan.words import explain_plan
@@ -117,8 +117,7 @@ def plan_entry(plan: Plan, profile: Profile, profile_hash: str) -> Entry:
 
 def placement_entry(placement: ExpertPlacement, name: str) -> Entry:
     """A placement, without its layers."""
-    body = {key: value for key, value in plain(placement).items() if key != "layers"}
-    return entry_of(placement, name, {**body, "moe_layers": len(placement.layers)})
+    return entry_of(placement, name, placement_summary(placement))
 
 
 def kept_document(store: Store, cls: type[D], digest: str) -> D | None:

@@ -10,11 +10,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from moeplan.commands.common import DEFAULT_TIME_LIMIT_SECONDS, DEFAULT_TOLERANCE, searches
 from moeplan.service.problems import Refusal
 from planner.documents import MOST_REQUESTS
 from planner.objectives import OBJECTIVES
 from planner.placement import METHODS
-from solvers.registry import Feature, load, names
+from solvers.registry import names
 
 __all__ = [
     "MOST_SECONDS",
@@ -32,7 +33,6 @@ __all__ = [
 MOST_SECONDS = 600.0
 """No search of the service is longer."""
 
-_DEFAULT_SECONDS = 10.0
 _MOST = 1 << 62
 
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", examples=["0123456789abcdef" * 4])]
@@ -111,7 +111,7 @@ class _Search(Strict):
     seed: Seed = 0
 
     def _inputs(self, solvers: tuple[str, ...], objectives: tuple[str, ...]) -> dict[str, Any]:
-        searching = any(Feature.BOUND in load(solver).features for solver in solvers)
+        searching = any(map(searches, solvers))
         if self.then is None and self.tolerance is not None:
             raise no_effect("body.tolerance", "tolerance has no effect without then")
         if self.then in objectives:
@@ -122,8 +122,8 @@ class _Search(Strict):
                 raise no_effect(f"body.{name}", said)
         return {
             **self.model_dump(),
-            "tolerance": 0.01 if self.tolerance is None else self.tolerance,
-            "time_limit_seconds": self.time_limit_seconds or _DEFAULT_SECONDS,
+            "tolerance": DEFAULT_TOLERANCE if self.tolerance is None else self.tolerance,
+            "time_limit_seconds": self.time_limit_seconds or DEFAULT_TIME_LIMIT_SECONDS,
         }
 
 

@@ -149,6 +149,11 @@ class ModelSpec(Document):
             raise ValueError("head_bytes: a tied head has no bytes of its own")
 
     @property
+    def moe_layers(self) -> tuple[int, ...]:
+        """Indices of the layers that have experts."""
+        return tuple(layer.index for layer in self.layers if layer.experts)
+
+    @property
     def total_bytes(self) -> int:
         """Bytes of all weights."""
         return (
