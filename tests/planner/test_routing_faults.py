@@ -28,7 +28,7 @@ def heat_of(*counts: object, **more: object) -> str:
         (heat_of(1, 2**53 + 1), "larger than 2\\^53"),
         (heat_of(1, -1), "negative"),
         (heat_of(0, 0), "a layer has none"),
-        (heat_of(1, float("nan")), "NaN is no number"),
+        (heat_of(1, float("nan")), "NaN is no JSON number"),
         (heat_of(1, "1"), "list of counts"),
         (heat_of(1, True), "list of counts"),
         (heat_of(1, 2, k=3), "k is not a number of experts, 1 to 2"),
