@@ -333,8 +333,13 @@ data.groups.forEach((label, group) => {
   item.append(chip, label);
   legend.append(item);
 });
-function theme(name) { root.dataset.theme = name; redraw(); drawHeat(); }
-document.getElementById("theme").addEventListener("click", () => theme(root.dataset.theme === "dark" ? "light" : "dark"));
+const button = document.getElementById("theme"); // without one the system's theme counts
+function theme(name) {
+  root.dataset.theme = name;
+  if (button) document.getElementById("dark").media = name === "dark" ? "all" : "not all";
+  redraw(); drawHeat();
+}
+if (button) button.addEventListener("click", () => theme(root.dataset.theme === "dark" ? "light" : "dark"));
 dark.addEventListener("change", () => theme(dark.matches ? "dark" : "light"));
 shown = passes.length > 1 ? passes[1] : null; // prefill is long; a decode pass shows the rhythm
 if (location.hash === "#all") shown = null;

@@ -13,7 +13,8 @@ import pytest
 from rich.console import Console
 
 from moeplan import cli
-from moeplan.page import KIND_GROUPS, MOST_EVENTS, build_page
+from moeplan.page import build_page
+from moeplan.page_parts import KIND_GROUPS, MOST_EVENTS
 from moeplan.terminal import LOOKS, draw_pass, lane_signs, pass_events, pass_indices
 from moeplan.words import (
     decode_tokens_per_second,
