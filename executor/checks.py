@@ -34,7 +34,7 @@ def check_can_run(plan: Plan, checkpoint: Path) -> None:
             "the plan is for device 'cuda', and torch finds no CUDA GPU on this machine; run it "
             "where there is one, or profile and plan with --device cpu"
         )
-    if is_file(checkpoint):
+    if is_file(checkpoint) and checkpoint == Path(plan.locations.checkpoint):
         raise UnsupportedError(
             f"the plan was made from a configuration ({checkpoint}) and figures of a machine, not "
             "from measurements: profile a checkpoint and plan from that, to run it"

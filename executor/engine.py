@@ -150,7 +150,7 @@ class Engine(Closing):
             check_account(plan, source.model)
             tokenizer = cache(partial(load_tokenizer, source.checkpoint.folder))
             if prompts is not None:
-                encode(prompts, plan.workload, source.model.vocab_size, tokenizer)
+                encode(prompts, plan.workload, source.model, tokenizer)
             engine = cls(
                 plan,
                 source,
@@ -191,7 +191,7 @@ class Engine(Closing):
             If the machine stops the run; ``outputs`` then holds what is there.
         """
         limit = check_limit(self.plan.workload, max_new_tokens)
-        ids = encode(prompts, self.plan.workload, self._source.model.vocab_size, self._tokenizer)
+        ids = encode(prompts, self.plan.workload, self._source.model, self._tokenizer)
         texts = [
             prompt if isinstance(prompt, str) else decode(tokens, self._tokenizer)
             for prompt, tokens in zip(prompts, ids, strict=True)

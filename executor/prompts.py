@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from executor.tokenizer import Tokenizer
-from planner.documents import Workload
+from planner.documents import ModelSpec, Workload
 from solvers.errors import CheckpointError, OptionError
 
 __all__ = ["Prompts", "check_limit", "check_tokens", "decode", "encode", "encode_text"]
@@ -31,7 +31,7 @@ def check_limit(workload: Workload, max_new_tokens: int | None) -> int:
 
 
 def encode(
-    prompts: Prompts, workload: Workload, vocab_size: int, tokenizer: Callable[[], Tokenizer]
+    prompts: Prompts, workload: Workload, model: ModelSpec, tokenizer: Callable[[], Tokenizer]
 ) -> list[list[int]]:
     """Token ids of each prompt.
 
@@ -41,8 +41,8 @@ def encode(
         Texts, or token ids.
     workload
         How many there may be, and how long.
-    vocab_size
-        Of the model.
+    model
+        Whose vocabulary and context they must fit.
     tokenizer
         Called where a prompt is a text.
 
@@ -66,18 +66,27 @@ def encode(
                 prompt,
                 workload.prompt_tokens,
                 tokenizer(),
-                "shorten it, or plan again with more --prompt-tokens",
+                f"shorten it ({_most(workload, model)})",
             )
         else:
             tokens = [int(token) for token in prompt]
-        check_tokens(number, tokens, vocab_size)
+        check_tokens(number, tokens, model.vocab_size)
         if len(tokens) > workload.prompt_tokens:
+            fits = len(tokens) + workload.new_tokens <= model.max_context
+            remedy = f"plan again with --prompt-tokens {len(tokens)}" if fits else "shorten it"
             raise OptionError(
-                f"prompt {number} has {len(tokens)} tokens; the plan is for at most "
-                f"{workload.prompt_tokens}: plan again with --prompt-tokens {len(tokens)}"
+                f"prompt {number} has {len(tokens)} tokens; {_most(workload, model)}: {remedy}"
             )
         ids.append(tokens)
     return ids
+
+
+def _most(workload: Workload, model: ModelSpec) -> str:
+    room = model.max_context - workload.new_tokens
+    return (
+        f"the plan is for at most {workload.prompt_tokens}, and the model's context of "
+        f"{model.max_context} has room for {room} before {workload.new_tokens} new ones"
+    )
 
 
 def encode_text(
@@ -109,8 +118,12 @@ def check_tokens(number: int, tokens: Sequence[int], vocab_size: int) -> None:
     """
     if not tokens:
         raise OptionError(f"prompt {number} is empty; a prompt has one token at least")
-    if not all(0 <= token < vocab_size for token in tokens):
-        raise OptionError(f"prompt {number} has a token outside the vocabulary of {vocab_size}")
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise OptionError(
+                f"prompt {number} has token {token}, which is outside the vocabulary: "
+                f"0 to {vocab_size - 1}"
+            )
 
 
 def decode(ids: Sequence[int], tokenizer: Callable[[], Tokenizer]) -> str:

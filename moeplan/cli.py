@@ -5,6 +5,7 @@ Everything heavy is imported inside, so that Control-C during a slow start is on
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -79,7 +80,11 @@ def entry() -> None:
         with guard_stdout():
             code = main()
     except KeyboardInterrupt:
+        # before there was a reporter
         print("moeplan: interrupted", file=sys.stderr)
+        if "--json" in sys.argv[1:]:
+            error = {"error": {"class": "Interrupted", "message": "interrupted"}}
+            print(json.dumps(error), flush=True)
         code = _INTERRUPTED
     except BrokenPipeError:
         # the reader of our output has gone (head, less): nothing is wrong

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -133,8 +133,8 @@ def split_names(
 
 
 def check_not_read(path: Path, option: str, inputs: Sequence[Path | None]) -> None:
-    """The one rule for all outputs: none is an input, or lies in a folder that is read, be it as a
-    command's input or by others (a profile, a store, a checkpoint).
+    """The one rule for all outputs, files or folders: none is an input, or lies in a folder that is
+    read, be it as a command's input or by others (a profile, a store, a checkpoint).
 
     Raises
     ------
@@ -152,6 +152,12 @@ def check_not_read(path: Path, option: str, inputs: Sequence[Path | None]) -> No
             raise OptionError(f"{option} {path} is one of the inputs; name another place")
         if is_dir(other) and path.resolve().is_relative_to(other.resolve()):
             raise OptionError(f"{option} {path} lies in {other}, which is read; name another place")
+    folder = next(above for above in path.resolve().parents if is_dir(above))
+    for name, what in _READ_FOLDERS.items():
+        if any(folder.glob(name)):
+            raise OptionError(
+                f"{option} {path} lies in a {what}, which is read; name another place"
+            )
 
 
 def _reachable(path: Path) -> bool:
@@ -199,13 +205,13 @@ def check_output(
     path: Path, option: str, inputs: Sequence[Path | None] = (), made: str = "outputs"
 ) -> None:
     """As ``check_outputs``, for one file."""
-    _check_place(path, option, inputs)
-    folder = path.resolve().parent
-    for name, what in _READ_FOLDERS.items():
-        if any(folder.glob(name)):
-            raise OptionError(
-                f"{option} {path} lies in a {what}, which is read; name another place"
-            )
+    if is_dir(path):
+        raise OptionError(f"{option} {path} is a folder; name a file")
+    if exists(path) and not is_file(path):
+        # a rename would put a file in its place
+        raise OptionError(f"{option} {path} is a device or a pipe; name a file")
+    check_not_read(path, option, inputs)
+    _check_writable(path, option, path.parent)
     if exists(path) and not _is_a(path, made):
         raise OptionError(
             f"{option} {path} is there and holds no older {_MADE_WORDS.get(made, made)}; "
@@ -240,18 +246,17 @@ def _is_a(path: Path, made: str) -> bool:
     return re.match(rf'\s*\{{\s*"kind"\s*:\s*"{re.escape(made)}"', start) is not None
 
 
-def _check_place(path: Path, option: str, inputs: Sequence[Path | None]) -> None:
-    if is_dir(path):
-        raise OptionError(f"{option} {path} is a folder; name a file")
-    if exists(path) and not is_file(path):
-        # a rename would put a file in its place
-        raise OptionError(f"{option} {path} is a device or a pipe; name a file")
-    check_not_read(path, option, inputs)
-    parent = path.parent
-    if not is_dir(parent):
-        raise OptionError(f"{option} {path}: the folder {parent} does not exist")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise OptionError(f"{option} {path}: the folder {parent} cannot be written to")
+def _check_writable(path: Path, option: str, folder: Path) -> None:
+    """Make a file without a name in ``folder``: its mode alone does not tell (as of /proc)."""
+    if not is_dir(folder):
+        raise OptionError(f"{option} {path}: the folder {folder} does not exist")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OptionError(
+            f"{option} {path}: the folder {folder} cannot be written to: {error.strerror or error}"
+        ) from error
 
 
 def check_new_folder(path: Path, option: str, inputs: Sequence[Path | None] = ()) -> None:
@@ -265,7 +270,7 @@ def check_new_folder(path: Path, option: str, inputs: Sequence[Path | None] = ()
     if exists(path) and not is_dir(path):
         raise OptionError(f"{option} {path} is a file; name a folder")
     check_not_read(path, option, inputs)
-    _check_place(path / "file" if is_dir(path) else path, option, inputs)
+    _check_writable(path, option, path if is_dir(path) else path.parent)
 
 
 def read_prompts(path: Path) -> list[str] | list[list[int]]:

@@ -86,7 +86,7 @@ def guard_stdout() -> Iterator[None]:
         yield
     finally:
         try:
-            ours.flush()
+            ours.close()
         finally:
             sys.stdout = before
             os.dup2(kept, 1)

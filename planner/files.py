@@ -18,6 +18,8 @@ from solvers.errors import DocumentError, InputError
 
 __all__ = ["exists", "is_dir", "is_file", "loads_once", "object_once", "read_regular"]
 
+_MOST_DIGITS = 1_000
+"""No number has nearly as many; Python's own limit speaks of a setting of Python's."""
 _MOST_BYTES = 256 << 20
 """No file that is read whole is larger: a wrong one is not read without end."""
 
@@ -121,9 +123,20 @@ def loads_once(data: str | bytes) -> Any:
         If it is no such JSON, is nested too deeply, or holds an integer of thousands of digits.
     """
     try:
-        return json.loads(data, object_pairs_hook=object_once, parse_constant=_no_constant)
+        return json.loads(
+            data,
+            object_pairs_hook=object_once,
+            parse_constant=_no_constant,
+            parse_int=_short_integer,
+        )
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+def _short_integer(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"an integer has {len(digits):,} digits")
+    return int(digits)
 
 
 def _no_constant(name: str) -> None:

@@ -14,7 +14,7 @@ from planner.documents import (
     document_hash,
     load_document,
 )
-from planner.files import is_dir
+from planner.files import exists, is_dir
 from planner.routing import TraceArrays, load_trace
 from solvers.errors import DocumentError, StaleError
 
@@ -45,7 +45,8 @@ def load_profile(folder: Path) -> Profile:
         If a document was changed after the profile was made.
     """
     if not is_dir(folder):
-        raise DocumentError(f"{folder}: no such folder; make one with 'moeplan profile'")
+        what = "is a file, not the folder of a profile" if exists(folder) else "no such folder"
+        raise DocumentError(f"{folder}: {what}; make one with 'moeplan profile'")
     index = load_document(ProfileIndex, folder / "profile.json")
     hardware = load_document(Hardware, folder / "hardware.json")
     model = load_document(ModelSpec, folder / "model.json")

@@ -46,7 +46,6 @@ from moeplan.commands.profiled import doubts, measured_table, spreads
 from moeplan.commands.remote import Server, plan_at
 from moeplan.options import (
     check_new_folder,
-    check_not_read,
     check_outputs,
     optional_pace,
     parse_size,
@@ -101,7 +100,7 @@ def synth(
             raise OptionError(f"{option} {value} is not a number")
         if value is not None and routing is not None:
             raise OptionError(f"{option} has no effect: --routing says it")
-    check_not_read(out, "--out", [config, routing])
+    check_new_folder(out, "--out", [config, routing])
     with reporter.steps("synth") as progress:
         summary = write_synthetic(
             config,
@@ -134,7 +133,7 @@ def pack(
     import executor
 
     reporter = reporter_of(ctx)
-    check_not_read(store, "STORE", [checkpoint])
+    check_new_folder(store, "STORE", [checkpoint])
     with reporter.steps("pack") as progress:
         summary = executor.pack(checkpoint, store, progress)
     again = f", {summary.reused_units} of them from before" if summary.reused_units else ""

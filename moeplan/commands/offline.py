@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from moeplan.options import check_new_folder, check_not_read, parse_size
+from moeplan.options import check_new_folder, parse_size
 from planner.documents import Machine, Workload
 from planner.files import exists
 from planner.profiles import Profile, load_profile
@@ -122,8 +122,7 @@ def _made(
     from planner.offline import choose_dtype, offline_profile, write_profile
 
     if profile_out is not None:
-        check_not_read(profile_out, "--profile-out", [Path(routing), Path(hardware)])
-        check_new_folder(profile_out, "--profile-out", [model])
+        check_new_folder(profile_out, "--profile-out", [model, Path(routing), Path(hardware)])
         if exists(profile_out) and any(profile_out.iterdir()):
             raise OptionError(f"--profile-out {profile_out} is not empty; name a new folder")
     machine = _with_host(load_machine(hardware), host_memory)

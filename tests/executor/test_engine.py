@@ -500,7 +500,7 @@ def test_what_is_asked_is_refused_before_weights_are_loaded(
         Engine.from_plan(plan, **asked)
 
 
-def test_a_text_without_end_is_not_tokenized() -> None:
+def test_a_text_without_end_is_not_tokenized(plan: Plan) -> None:
     class Words:
         longest = 10
 
@@ -511,6 +511,25 @@ def test_a_text_without_end_is_not_tokenized() -> None:
         def decode(self, ids: list[int]) -> str:
             return ""
 
-    assert encode(["a" * 80], WORKLOAD, 2, Words) == [[1] * 8]
+    model = open_weights(Path(plan.locations.checkpoint)).model
+    assert encode(["a" * 80], WORKLOAD, model, Words) == [[1] * 8]
     with pytest.raises(OptionError, match="81 characters, more than 8 tokens"):
-        encode(["a" * 81], WORKLOAD, 2, Words)
+        encode(["a" * 81], WORKLOAD, model, Words)
+
+
+def test_a_prompt_longer_than_the_context_is_not_told_to_plan_for_it(plan: Plan) -> None:
+    model = replace(open_weights(Path(plan.locations.checkpoint)).model, max_context=16)
+    room = 16 - WORKLOAD.new_tokens
+    with pytest.raises(OptionError, match=f"again with --prompt-tokens {room}$"):
+        encode([[5] * room], WORKLOAD, model, lambda: pytest.fail("no text"))
+    with pytest.raises(OptionError, match=f"16 has room for {room} before .*: shorten it$"):
+        encode([[5] * (room + 1)], WORKLOAD, model, lambda: pytest.fail("no text"))
+
+
+def test_a_file_is_no_checkpoint_whatever_the_plan_was_made_from(
+    plan: Plan, tmp_path: Path
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text("{}")
+    with pytest.raises(CheckpointError, match="is a file; a checkpoint folder was expected"):
+        Engine.from_plan(plan, checkpoint=file)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import sys
 from importlib.machinery import ExtensionFileLoader
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from moeplan import cli
 from moeplan.interrupts import held, hold_in_extensions
 
 
@@ -55,3 +58,24 @@ def test_an_extension_is_not_interrupted_while_it_starts(
         spec.loader.create_module(spec)
     assert started == [name]
     assert finder.find_spec("json", None, None) is None  # type: ignore[union-attr]
+
+
+def test_an_interrupt_before_the_program_has_started_is_a_document_too(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    def ends(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(cli, "main", interrupted)
+    monkeypatch.setattr(os, "_exit", ends)
+    monkeypatch.setattr(sys, "argv", ["moeplan", "catalog", "--json"])
+    with pytest.raises(SystemExit) as ended:
+        cli.entry()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert ended.value.code == 130
+    said = capfd.readouterr()
+    assert json.loads(said.out)["error"]["class"] == "Interrupted"
+    assert said.err == "moeplan: interrupted\n"

@@ -10,7 +10,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from moeplan import cli
-from moeplan.options import check_output, read_prompts
+from moeplan.options import check_new_folder, check_output, read_prompts
 from planner.documents import (
     Policy,
     ProfileIndex,
@@ -20,7 +20,11 @@ from planner.documents import (
     to_json,
 )
 from planner.documents import base as documents
+from planner.files import loads_once
+from planner.profiles import load_profile
 from solvers.errors import DocumentError, InputError, OptionError
+
+CHECKPOINT = str(Path(__file__).parents[2] / "examples" / "pycode-moe")
 
 
 def test_an_output_never_takes_the_place_of_a_device_or_a_pipe(tmp_path: Path) -> None:
@@ -196,6 +200,46 @@ def test_no_output_lies_in_a_profile_a_store_or_a_checkpoint(tmp_path: Path, nam
     for folder in ("kept", "link"):
         with pytest.raises(OptionError, match="which is read"):
             check_output(tmp_path / folder / "plan.json", "--out", [], "plan")
+        with pytest.raises(OptionError, match="which is read"):
+            check_new_folder(tmp_path / folder / "new", "--out")
+    # the folder itself may be taken up again, or replaced
+    check_new_folder(tmp_path / "kept", "--out")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["pack", CHECKPOINT, "OUT"],
+        ["synth", f"{CHECKPOINT}/config.json", "--layers", "1", "--out", "OUT"],
+        ["profile", CHECKPOINT, "--memory", "10MiB", "--out", "OUT"],
+    ],
+    ids=lambda argv: argv[0],
+)
+def test_folders_are_refused_before_the_work(
+    argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "profile.json").touch()
+    (tmp_path / "file").write_text("kept")
+    for out, said in (
+        (tmp_path / "new", "lies in a profile"),
+        (tmp_path / "file", "is a file; name a folder"),
+        (Path("/proc/new"), "the folder /proc cannot be written to"),
+    ):
+        assert cli.main([str(out) if word == "OUT" else word for word in argv]) == 2
+        assert said in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "profile.json"]
+
+
+def test_a_file_is_no_profile(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(DocumentError, match=r"is a file, not the folder of a profile; make one"):
+        load_profile(tmp_path / "plan.json")
+
+
+def test_digits_without_end_are_named_as_such() -> None:
+    with pytest.raises(ValueError, match=r"^an integer has 6,000 digits$"):
+        loads_once("[" + "9" * 6_000 + "]")
+    assert loads_once("[-12]") == [-12]
 
 
 @pytest.mark.parametrize(
