@@ -34,7 +34,14 @@ from planner.routing import write_trace
 from planner.sizes import typed_size
 from solvers.errors import DocumentError, OptionError, UnsupportedError
 
-__all__ = ["NOT_WRITTEN", "choose_dtype", "offline_profile", "write_profile"]
+__all__ = [
+    "NOT_WRITTEN",
+    "check_budget",
+    "choose_dtype",
+    "largest_budget",
+    "offline_profile",
+    "write_profile",
+]
 
 NOT_WRITTEN = Path("a profile that was not written")
 """Where a plan's profile lies that exists in memory alone."""
@@ -73,6 +80,26 @@ def choose_dtype(model: ModelSpec, machine: Machine, asked: str | None) -> Dtype
     return dtype
 
 
+def largest_budget(machine: Machine) -> int:
+    """Bytes of the machine's device: a processor's is its memory."""
+    return machine.device_memory_bytes if machine.device == "cuda" else machine.host_memory_bytes
+
+
+def check_budget(machine: Machine, memory_bytes: int) -> None:
+    """Refuse a budget that the machine does not have.
+
+    Raises
+    ------
+    OptionError
+        If it is larger than the device.
+    """
+    most = largest_budget(machine)
+    if memory_bytes > most:
+        raise OptionError(
+            f"--memory {typed_size(memory_bytes)} is more than the {_gib(most)} of {machine.name}"
+        )
+
+
 def offline_profile(
     config: Path,
     model: ModelSpec,
@@ -109,11 +136,7 @@ def offline_profile(
             f"{model.name}: the state that its linear attention keeps is in no account of memory "
             "yet, so that it cannot be planned for"
         )
-    most = machine.device_memory_bytes if machine.device == "cuda" else machine.host_memory_bytes
-    if memory_bytes > most:
-        raise OptionError(
-            f"--memory {typed_size(memory_bytes)} is more than the {_gib(most)} of {machine.name}"
-        )
+    check_budget(machine, memory_bytes)
     channel, tier = _channel(model, machine)
     hardware = Hardware(
         name=machine.name,

@@ -66,6 +66,7 @@ def make_plan(
     then: str | None = None,
     tolerance: float = 0.01,
     interruptible: bool = False,
+    cap_seconds: float | None = None,
 ) -> Plan:
     """Plan a workload.
 
@@ -86,6 +87,8 @@ def make_plan(
         A cap on the wall clock. Work is limited by counts derived from it that do not depend on the
         clock, so that the same inputs give the same plan unless the machine is so slow that the cap
         cuts in (``stop`` then is ``time_limit``).
+    cap_seconds
+        The cap, where it is to be another: the counts stay those of ``time_limit_seconds``.
     seed
         Of the scenarios and of the solver.
     progress
@@ -117,6 +120,7 @@ def make_plan(
         then=then,
         tolerance=tolerance,
         patience=patience,
+        cap_seconds=cap_seconds,
     )
     return patience.finish(lambda: document(profile, entry, rivals, seed))
 
@@ -134,6 +138,7 @@ def solve(
     then: str | None = None,
     tolerance: float = 0.01,
     patience: Patience | None = None,
+    cap_seconds: float | None = None,
 ) -> tuple[Entry, list[Entry]]:
     """The winner and those it was compared with; see ``make_plan``."""
     patience = patience or Patience(False)
@@ -169,8 +174,9 @@ def solve(
             then=then,
             tolerance=tolerance,
             patience=patience,
+            cap_seconds=cap_seconds,
         )
-    deadline = time.monotonic() + time_limit_seconds
+    deadline = time.monotonic() + (time_limit_seconds if cap_seconds is None else cap_seconds)
     found = candidates(profile, workload, memory_bytes, seed, goal)
     if not found:
         raise _too_small(profile, workload, memory_bytes)
@@ -229,6 +235,7 @@ def _least_memory(
     then: str | None,
     tolerance: float,
     patience: Patience,
+    cap_seconds: float | None,
 ) -> tuple[Entry, list[Entry]]:
     """Plans within the least memory that works, or ``tolerance`` above it: the best of them by
     ``then`` (throughput)."""
@@ -246,6 +253,7 @@ def _least_memory(
         seed=seed,
         progress=progress,
         patience=patience,
+        cap_seconds=cap_seconds,
     )
     entry, *rivals = (aimed(housed(one, memory_bytes), goal) for one in (entry, *rivals))
     return entry, rivals

@@ -15,14 +15,13 @@ from moeplan.service.entries import (
     placement_entry,
     plan_entry,
 )
+from moeplan.service.planning import plan_of
 from moeplan.service.store import Job, Store
 from moeplan.service.store.documents import Entry
-from planner.check import check_plan
 from planner.compare import compare
 from planner.documents import ModelSpec, Plan, Workload
 from planner.explain import explain
 from planner.routing_sources import trace_source
-from planner.solve import make_plan
 from solvers.errors import InputError, OptionError
 
 __all__ = ["KINDS", "Telling", "carry_out"]
@@ -70,21 +69,7 @@ def _plan(store: Store, inputs: dict[str, Any], tell: Telling) -> Made:
             }
         )
 
-    made = make_plan(
-        profile,
-        Workload(**inputs["workload"]),
-        memory_bytes=inputs["memory_bytes"],
-        solver=inputs["solver"],
-        objective=inputs["objective"],
-        time_limit_seconds=inputs["time_limit_seconds"],
-        seed=inputs["seed"],
-        progress=progress,
-        then=inputs["then"],
-        tolerance=inputs["tolerance"],
-    )
-    faults = check_plan(made, profile)
-    if faults:
-        raise RuntimeError(f"the checker refuses the new plan: {faults}")
+    made = plan_of(profile, inputs, progress=progress)
     entry = plan_entry(made, profile, inputs["profile"])
     return [entry], entry.hash
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import time
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -82,6 +84,25 @@ def test_the_timeline_is_without_overlaps(plan: Plan) -> None:
 def test_the_same_plan_byte_for_byte(small_profile: Any, plan: Plan, budget: int) -> None:
     again = make_plan(small_profile, WORKLOAD, memory_bytes=budget, time_limit_seconds=LIMIT)
     assert dump_document(again) == dump_document(plan)
+
+
+def test_under_another_cap_the_clock_decides_nothing(
+    profile_factory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = profile_factory(layers=2, experts=4, sequences=12, prompt=4, new=4)
+    workload = Workload(2, 8, 2)
+    memory = smallest_budget_bytes(profile, workload) + profile.model.expert_bytes // 2
+
+    def planned(**more: float) -> str:
+        limits = {"memory_bytes": memory, "time_limit_seconds": 0.5, **more}
+        return dump_document(make_plan(profile, workload, **limits))
+
+    free = planned(cap_seconds=1e6)
+    # between any two looks at the clock more than the limit goes by
+    ticks = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(ticks)))
+    assert planned(cap_seconds=1e6) == free
+    assert planned() != free
 
 
 def test_no_baseline_is_better_where_it_was_chosen(small_profile: Any, budget: int) -> None:

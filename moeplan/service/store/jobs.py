@@ -123,6 +123,46 @@ class Jobs:
             raise StoreError(f"job {identity} was deleted by another program")
         return made, new
 
+    def settle(
+        self,
+        kind: str,
+        inputs: dict[str, Any],
+        entries: Sequence[Entry] = (),
+        *,
+        result_hash: str | None = None,
+        error: dict[str, Any] | None = None,
+    ) -> bool:
+        """Keep what somebody made outside of the queue, as the end of the job of these inputs.
+
+        Parameters
+        ----------
+        entries, result_hash
+            As of ``finish``; without a result, ``error`` says why there is none.
+
+        Returns
+        -------
+        bool
+            False, and nothing is kept, where the job has ended already and is not worth a new try.
+            One that waits or runs ends by this; its worker has lost it.
+        """
+        identity = job_id(kind, inputs)
+        state = "failed" if result_hash is None else "done"
+        told = None if error is None else canonical_json(error)
+        with self._database.write() as connection:
+            now = self._database.now(connection)
+            ended = {**_FRESH, "state": state, "result_hash": result_hash, "error": told}
+            ended |= {"started_at": now, "finished_at": now}
+            row = {**ended, "id": identity, "kind": kind, "inputs": canonical_json(inputs)}
+            row |= {"changes": 1, "created_at": now}
+            if not self._database.insert_new(connection, jobs, row):
+                found = self._row(connection, identity, lock=True)
+                if found is None or (found.ended and not _again(found)):
+                    return False
+                changed = _at(identity).values(**ended, changes=jobs.c.changes + 1)
+                connection.execute(changed)
+            self._documents.put_within(connection, entries, now)
+        return True
+
     def get(self, identity: str) -> Job | None:
         """One job; None where there is none."""
         with self._database.read() as connection:

@@ -298,3 +298,36 @@ def test_tokens(store: Store) -> None:
     assert not store.tokens.valid(text)
     assert not store.tokens.any_valid()
     assert [one.name for one in store.tokens.listed()] == ["laptop"]
+
+
+@pytest.mark.parametrize("before", ["none", "queued", "running", "failed by the machine"])
+def test_what_was_made_outside_the_queue_is_the_end_of_its_job(store: Store, before: str) -> None:
+    running = None
+    if before != "none":
+        submit(store)
+    if before in ("running", "failed by the machine"):
+        running = claimed(store)
+    if before == "failed by the machine":
+        assert store.jobs.fail(running, {"status": 500})  # type: ignore[arg-type]
+    made = entry("made")
+    inputs = {"number": 0}
+    assert store.jobs.settle("plan", inputs, [made], result_hash=made.hash)
+    job, new = store.jobs.submit("plan", inputs, most_queued=100)
+    assert (job.state, job.result_hash, job.owner, new) == ("done", made.hash, None, False)
+    assert store.documents.get("workload", made.hash) == made.data
+    if running is not None:
+        # its worker has lost it
+        assert store.jobs.beat(running, lease_seconds=60) is Beat.LOST
+        assert not store.jobs.finish(running, [entry("late")], entry("late").hash)
+    # what has ended stays as it is
+    other = entry("other")
+    assert not store.jobs.settle("plan", inputs, [other], result_hash=other.hash)
+    assert store.documents.get("workload", other.hash) is None
+
+
+def test_a_refusal_is_kept_and_a_fault_of_the_machine_is_tried_again(store: Store) -> None:
+    assert store.jobs.settle("plan", {"number": 1}, error={"status": 422})
+    assert not store.jobs.settle("plan", {"number": 1}, error={"status": 422})
+    assert store.jobs.settle("plan", {"number": 2}, error={"status": 500})
+    assert submit(store, 1).state == "failed"
+    assert submit(store, 2).state == "queued"

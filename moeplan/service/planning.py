@@ -1,0 +1,58 @@
+"""The plan that a job of kind ``plan`` asks for, from its inputs and its profile.
+
+A worker of the service and one of a sweep make the same document. Needs no extra.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.check import check_plan
+from planner.documents import Plan, Workload
+from planner.profiles import Profile
+from planner.solve import make_plan
+from solvers.registry import Progress
+
+__all__ = ["plan_of"]
+
+
+def plan_of(
+    profile: Profile,
+    inputs: dict[str, Any],
+    *,
+    progress: Progress | None = None,
+    cap_seconds: float | None = None,
+) -> Plan:
+    """Plan, and hold the plan against the independent checker.
+
+    Parameters
+    ----------
+    profile
+        The one that ``inputs`` names.
+    inputs
+        Of the job.
+    progress, cap_seconds
+        As of ``make_plan``.
+
+    Raises
+    ------
+    InputError
+        As ``make_plan``.
+    """
+    made = make_plan(
+        profile,
+        Workload(**inputs["workload"]),
+        memory_bytes=inputs["memory_bytes"],
+        solver=inputs["solver"],
+        objective=inputs["objective"],
+        time_limit_seconds=inputs["time_limit_seconds"],
+        seed=inputs["seed"],
+        progress=progress,
+        then=inputs["then"],
+        tolerance=inputs["tolerance"],
+        cap_seconds=cap_seconds,
+    )
+    faults = check_plan(made, profile)
+    if faults:
+        raise RuntimeError(f"the checker refuses the new plan: {faults}")
+    return made
