@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,7 @@ from moeplan.commands.common import (
     reporter_of,
     say,
 )
-from moeplan.output import human_bytes
+from moeplan.output import human_bytes, human_time
 from moeplan.words import PURPOSE_WORDS, objective_words
 from planner.documents import Plan
 from planner.profiles import load_profile
@@ -27,6 +28,14 @@ if TYPE_CHECKING:
     from planner.sweep import GroupPoint
 
 __all__ = ["explain", "sentences"]
+
+_MEMORY_STEPS = ((1 << 30, "1 GiB"), (1 << 20, "1 MiB"), (1 << 10, "1 KiB"))
+_BANDWIDTH_STEPS = (
+    (10**9, "1 GB/s"),
+    (10**8, "100 MB/s"),
+    (10**7, "10 MB/s"),
+    (10**6, "1 MB/s"),
+)
 
 
 def explain(
@@ -108,8 +117,8 @@ def _unit(unit: Unit) -> str:
         "head": f"head tile {unit.item}",
     }[unit.kind]
     return (
-        f"{name}, which {unit.share:.0%} of passes need ({unit.saved_ns_per_byte * (1 << 20):,.0f} "
-        "ns of copying a pass saved by each MiB)"
+        f"{name}, which {unit.share:.0%} of passes need "
+        f"({human_time(unit.saved_ns_per_byte * (1 << 20))} of copying a pass saved by each MiB)"
     )
 
 
@@ -152,16 +161,24 @@ def _binds(plan: Plan, found: Explanation) -> str:
     )
 
 
+def _step(tenth: float, steps: Sequence[tuple[int, str]]) -> tuple[int, str]:
+    """The largest step (of descending ones) that a price may be quoted for: there is at least two
+    and a half times as much, of which a tenth is given."""
+    return next((step for step in steps if step[0] <= 4 * tenth), steps[-1])
+
+
 def _memory(plan: Plan, price: Price | None) -> str:
     if price is None:
         return "What more memory would buy: no prices are known for this objective."
+    step, name = _step(price.added, _MEMORY_STEPS)
     slope = (
         "nothing"
         if not price.slope
-        else (f"{objective_words(plan, price.slope * (1 << 30))} at the present rate")
+        else (f"{objective_words(plan, price.slope * step)} at the present rate")
     )
     return (
-        f"What more memory would buy: by the relaxation's shadow price one more GiB saves {slope}. "
+        f"What more memory would buy: by the relaxation's shadow price {name} more saves "
+        f"{slope}. "
         f"A tenth more ({human_bytes(price.added)}): {_checked(plan, price)}"
     )
 
@@ -169,9 +186,10 @@ def _memory(plan: Plan, price: Price | None) -> str:
 def _bandwidth(plan: Plan, price: Price | None) -> str:
     if price is None:
         return "What faster copies would buy: no prices are known for this objective."
-    per = (price.bound_before - price.bound_after) / price.added * 1e9
+    step, name = _step(price.added, _BANDWIDTH_STEPS)
+    per = (price.bound_before - price.bound_after) / price.added * step
     return (
-        f"What faster copies would buy: by the relaxation one more GB/s saves "
+        f"What faster copies would buy: by the relaxation {name} more saves "
         f"{objective_words(plan, per) if per > 0 else 'nothing'} with this n and b at the present "
         "rate. A tenth more "
         f"({price.added / 1e9:.2f} GB/s): {_checked(plan, price)}"

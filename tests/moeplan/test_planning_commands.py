@@ -18,7 +18,7 @@ import pytest
 
 from moeplan import cli
 from moeplan.commands.explain import sentences
-from moeplan.commands.sweep import parse_range
+from moeplan.options import parse_range
 from moeplan.plots import Chart, Line, TableOf, build_plots
 from planner.documents import Plan, load_document
 from planner.explain import Explanation, Prefetching, Price, Unit
@@ -162,17 +162,18 @@ def test_the_words_follow_from_the_numbers(plan: Plan) -> None:
     assert "short search finds takes 6 ms a token, 20.0% more than this plan" in group
     assert "There are no more requests" in group
     # 2e-3 ns a byte x 2^20 bytes = 2,097 ns
-    assert "expert 1 of layer 0, which 50% of passes need (2,097 ns" in residents
-    assert "the dense part of layer 1, which 100% of passes need (1,049 ns" in residents
+    assert "expert 1 of layer 0, which 50% of passes need (2.1 us of" in residents
+    assert "the dense part of layer 1, which 100% of passes need (1.05 us of" in residents
     assert "3 of 11 units" in residents
     assert "order is not strict" not in residents
     assert "the copy channel binds. Compute is busy 40% of the time, the channel 95%" in binds
-    # 1e-3 ns a byte x 2^30 bytes = 1.07 ms; 4.56 / 4.8 = 0.95; 4.5 / 5 = 0.9
-    assert "one more GiB saves 1.07 ms a token" in memory
+    # the budget is some 1 MB, so one more KiB is spoken of: 1e-3 ns a byte x 1,024 bytes
+    assert "1 KiB more saves 1.02 ns a token" in memory
+    # 4.56 / 4.8 = 0.95; 4.5 / 5 = 0.9
     assert "the bound for this n and b falls by 5.0%" in memory
     assert "4.5 ms a token (n x b = 2 x 2), 10.0% less than this plan's" in memory
-    # 0.48 ms for 0.1 GB/s: 4.8 ms for one more; a new plan of 5.5 ms is worse than this one
-    assert "one more GB/s saves 4.8 ms a token with this n and b" in bandwidth
+    # 0.48 ms for 0.1 GB/s, a tenth of what there is; a new plan of 5.5 ms is worse than this one
+    assert "100 MB/s more saves 480 us a token with this n and b" in bandwidth
     assert "falls by 10.0%, and a new search finds nothing better" in bandwidth
     assert "without that the same plan takes 6 ms a token, 20.0% more" in prefetching
     assert "25.0% are prefetched in vain" in prefetching
