@@ -31,6 +31,8 @@ class Generation:
         New tokens for each.
     end_tokens
         Tokens that end a sequence; such a token is still part of the output.
+    ahead
+        Keep, too, what each router says one MoE layer ahead (dense parts must be resident).
 
     Attributes
     ----------
@@ -44,6 +46,8 @@ class Generation:
         prompts: list[list[int]],
         limit: int,
         end_tokens: frozenset[int],
+        *,
+        ahead: bool = False,
     ) -> None:
         self._device, self._prompts = device, prompts
         self._limit, self._end_tokens = limit, end_tokens
@@ -52,11 +56,17 @@ class Generation:
         self._groups = [
             range(at, min(at + size, len(prompts))) for at in range(0, len(prompts), size)
         ]
-        self.routing = RoutingLog(device.source.model)
+        self.routing = RoutingLog(device.source.model, ahead=ahead)
         self.recorder = device.memory.recorder()
         self._schedule = Schedule(device.policy, device.units, len(self._groups) * limit)
         self._transfers = device.memory.transfers(self._schedule, device.copy, self.recorder)
-        self._runtime = Runtime(device, self._transfers, self.recorder, self._on_routed)
+        self._runtime = Runtime(
+            device,
+            self._transfers,
+            self.recorder,
+            self._on_routed,
+            (lambda layer: self.routing.look_ahead(layer, device)) if ahead else None,
+        )
         self._pass_ns: list[int] = []
         self._prefill_ns = self._decode_ns = self._wall_ns = 0
         self._bytes_before = device.bytes_read

@@ -233,6 +233,16 @@ class Operations:
         self.chosen = experts[0] if len(experts) == 1 else torch.cat(experts)
         return scores[0] if len(scores) == 1 else torch.cat(scores)
 
+    def look_ahead(self, layer: int) -> torch.Tensor:
+        """What the router of ``layer``, a later one, says of the input of this layer's: experts
+        [tokens, top_k]. Its dense part must be bound."""
+        normed = self._state.normed
+        parts = [
+            self._adapter.route(layer, normed[first : first + ROUTER_TILE_ROWS])[1]
+            for first in range(0, self._state.tokens, ROUTER_TILE_ROWS)
+        ]
+        return torch.cat(parts)
+
     def router(self, layer: int) -> list[int]:
         """Choose experts for all tokens of the group; returns each expert's tokens."""
         weights = self.choose(layer)

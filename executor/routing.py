@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -16,9 +18,17 @@ class RoutingLog:
     """Collects the choices of each router; host memory, 2 bytes a choice.
 
     Layers of one model may have different numbers of experts, but one top-k, as a trace has.
+
+    Parameters
+    ----------
+    model
+        Whose routers.
+    ahead
+        Keep, too, what each router says of the hidden state of the MoE layer before. Dense parts
+        must be resident.
     """
 
-    def __init__(self, model: ModelSpec) -> None:
+    def __init__(self, model: ModelSpec, *, ahead: bool = False) -> None:
         self.moe_layers = tuple(spec.index for spec in model.layers if spec.experts)
         self._column = {layer: column for column, layer in enumerate(self.moe_layers)}
         self._top_k = max((spec.top_k for spec in model.layers), default=0)
@@ -26,8 +36,9 @@ class RoutingLog:
         self._sequence: list[npt.NDArray[np.int32]] = []
         self._position: list[npt.NDArray[np.int32]] = []
         self._phase: list[npt.NDArray[np.uint8]] = []
+        self._ahead: list[npt.NDArray[np.uint16]] | None = [] if ahead else None
 
-    def add(self, layer: int, device: Device, members: range) -> None:
+    def add(self, layer: int, device: Device, members: Sequence[int]) -> None:
         """What the router of ``layer`` has just chosen; ``members`` number the sequences."""
         state = device.state
         if self._column[layer] == 0:
@@ -35,17 +46,27 @@ class RoutingLog:
             within = np.arange(state.tokens) - np.repeat(state.starts[:-1], counts)
             self._sequence.append(np.repeat(np.asarray(members, np.int32), counts))
             self._position.append((np.repeat(past, counts) + within).astype(np.int32))
-            self._phase.append(np.full(state.tokens, int(past.any()), np.uint8))
+            self._phase.append(np.repeat((past > 0).astype(np.uint8), counts))
             shape = (state.tokens, len(self.moe_layers), self._top_k)
             self._experts.append(np.zeros(shape, np.uint16))
+            if self._ahead is not None:
+                self._ahead.append(np.zeros(shape, np.uint16))
         self._experts[-1][:, self._column[layer]] = device.operations.chosen.cpu().numpy()
+
+    def look_ahead(self, layer: int, device: Device) -> None:
+        """What the next MoE layer's router says of the hidden state that ``layer`` has routed."""
+        column = self._column[layer] + 1
+        if self._ahead is not None and column < len(self.moe_layers):
+            following = device.operations.look_ahead(self.moe_layers[column])
+            self._ahead[-1][:, column] = following.cpu().numpy()
 
     def arrays(self) -> TraceArrays:
         """All choices, by sequence and position."""
         if not self._sequence:
             empty = np.zeros((0, len(self.moe_layers), self._top_k), np.uint16)
             none = np.zeros(0, np.int32)
-            return TraceArrays(empty, none, none, np.zeros(0, np.uint8))
+            ahead = None if self._ahead is None else empty
+            return TraceArrays(empty, none, none, np.zeros(0, np.uint8), ahead)
         sequence, position = np.concatenate(self._sequence), np.concatenate(self._position)
         order = np.lexsort((position, sequence))
         return TraceArrays(
@@ -53,4 +74,5 @@ class RoutingLog:
             sequence[order],
             position[order],
             np.concatenate(self._phase)[order],
+            None if self._ahead is None else np.concatenate(self._ahead)[order],
         )

@@ -25,6 +25,8 @@ class Runtime:
         Where operations and waits are recorded.
     routed
         Called after each router with the layer; for recording routing.
+    aside
+        Likewise, but what it does counts with no operation.
     """
 
     def __init__(
@@ -33,11 +35,12 @@ class Runtime:
         transfers: Transfers,
         recorder: Recorder,
         routed: Callable[[int], None],
+        aside: Callable[[int], None] | None = None,
     ) -> None:
         self._device, self._transfers, self._recorder = device, transfers, recorder
         self._operations, self._state = device.operations, device.state
         self._model = device.source.model
-        self._routed = routed
+        self._routed, self._aside = routed, aside
 
     def run_pass(self, pass_index: int, tokens: list[int]) -> tuple[list[int], list[int]]:
         """One traversal of all layers and the head.
@@ -100,6 +103,9 @@ class Runtime:
         routed = transfers.route([Unit(layer, "expert", expert) for expert in active], layer)
         self._routed(layer)
         record("router", pass_index, layer, -1, state.tokens)
+        if self._aside is not None:
+            self._aside(layer)
+            self._recorder.resume()
         for unit in (*routed.ready, *routed.demanded):
             slot = self._wait(unit, "wait_expert", pass_index)
             operations.expert(unit.item, self._device.expert(unit, slot))

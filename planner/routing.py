@@ -45,23 +45,24 @@ class TraceArrays:
         int32 [tokens], 0-based in its sequence, ascending in each.
     phase
         uint8 [tokens]: 0 prefill, 1 decode.
+    ahead
+        uint16 [tokens, moe_layers, top_k]: what each layer's router says of the hidden state that
+        the MoE layer before routed (of the first: 0); None where nobody asked it.
     """
 
     experts: npt.NDArray[np.uint16]
     sequence: npt.NDArray[np.int32]
     position: npt.NDArray[np.int32]
     phase: npt.NDArray[np.uint8]
+    ahead: npt.NDArray[np.uint16] | None = None
 
 
 def trace_bytes(arrays: TraceArrays) -> bytes:
     """The array file's contents."""
     buffer = io.BytesIO()
+    there = {name: getattr(arrays, name) for name in (*_ARRAYS, _OPTIONAL)}
     np.savez_compressed(
-        buffer,
-        experts=arrays.experts,
-        sequence=arrays.sequence,
-        position=arrays.position,
-        phase=arrays.phase,
+        buffer, **{name: array for name, array in there.items() if array is not None}
     )
     return buffer.getvalue()
 
@@ -156,7 +157,8 @@ def read_arrays(trace: RoutingTrace, data: bytes, where: str, beside: str) -> Tr
         if fault is None:
             file = np.load(io.BytesIO(data), allow_pickle=False)
             with file:
-                arrays = TraceArrays(*(file[name] for name in _ARRAYS))
+                there = [name for name in (*_ARRAYS, _OPTIONAL) if name in file.files]
+                arrays = TraceArrays(**{name: file[name] for name in there})
             fault = _fault(trace, arrays)
     except FAULTS as error:
         line = " ".join(str(error).split())
@@ -167,6 +169,7 @@ def read_arrays(trace: RoutingTrace, data: bytes, where: str, beside: str) -> Tr
 
 
 _ARRAYS = ("experts", "sequence", "position", "phase")
+_OPTIONAL = "ahead"
 _MOST_ARRAY_BYTES = 4 << 30
 """The arrays of a longer trace would not fit beside anything else."""
 
@@ -174,18 +177,20 @@ _MOST_ARRAY_BYTES = 4 << 30
 def _expected(trace: RoutingTrace) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
     """Type and shape of each array."""
     tokens = trace.tokens
+    choices = (np.dtype(np.uint16), (tokens, len(trace.moe_layers), trace.top_k))
     return {
-        "experts": (np.dtype(np.uint16), (tokens, len(trace.moe_layers), trace.top_k)),
+        "experts": choices,
         "sequence": (np.dtype(np.int32), (tokens,)),
         "position": (np.dtype(np.int32), (tokens,)),
         "phase": (np.dtype(np.uint8), (tokens,)),
+        _OPTIONAL: choices,
     }
 
 
 def _header_fault(trace: RoutingTrace, data: bytes) -> str | None:
     """The first way in which what an archive says of itself does not fit ``trace``."""
     expected = _expected(trace)
-    size = sum(dtype.itemsize * math.prod(shape) for dtype, shape in expected.values())
+    size = sum(expected[name][0].itemsize * math.prod(expected[name][1]) for name in _ARRAYS)
     if size > _MOST_ARRAY_BYTES:
         return f"arrays of {size:,} bytes are more than a trace can have"
     if trace.experts > 1 << 16:
@@ -194,6 +199,8 @@ def _header_fault(trace: RoutingTrace, data: bytes) -> str | None:
         return "not a routing array file: one array, no archive"
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         for name, (dtype, shape) in expected.items():
+            if name == _OPTIONAL and f"{name}.npy" not in archive.namelist():
+                continue
             found_shape, found_dtype = array_header(archive, f"{name}.npy")
             if found_shape != shape or found_dtype != dtype:
                 return f"{name} is {found_dtype} {found_shape}, not {dtype} {shape}"
@@ -203,8 +210,9 @@ def _header_fault(trace: RoutingTrace, data: bytes) -> str | None:
 def _fault(trace: RoutingTrace, arrays: TraceArrays) -> str | None:
     """The first way in which ``arrays`` cannot be those of ``trace``."""
     tokens = trace.tokens
-    if arrays.experts.size and int(arrays.experts.max()) >= trace.experts:
-        return f"names an expert beyond the {trace.experts} of the model"
+    for choices in (arrays.experts, arrays.ahead):
+        if choices is not None and choices.size and int(choices.max()) >= trace.experts:
+            return f"names an expert beyond the {trace.experts} of the model"
     if tokens and int(arrays.phase.max()) > 1:
         return "phase is neither 0 (prefill) nor 1 (decode)"
     step = np.diff(arrays.sequence)

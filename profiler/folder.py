@@ -143,7 +143,14 @@ def profile_checkpoint(
 
         def record() -> None:
             recorded.append(
-                record_routing(source, ids, memory_bytes, new_tokens=new_tokens, backend=backend)
+                record_routing(
+                    source,
+                    ids,
+                    memory_bytes,
+                    new_tokens=new_tokens,
+                    ahead=True,
+                    backend=backend,
+                )
             )
             tokens.add_decoded(recorded[0].decoded)
             measurement.runs.append(recorded[0].observed)

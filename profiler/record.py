@@ -132,6 +132,7 @@ def record_routing(
     new_tokens: int = _NEW_TOKENS,
     most_seconds: float = 20.0,
     most_groups: int | None = None,
+    ahead: bool = False,
     backend: Backend | None = None,
 ) -> Recording:
     """Run ``prompts`` and keep which experts each token chose, and the tokens generated.
@@ -150,6 +151,8 @@ def record_routing(
         No further pass is begun after this, once there is prefill and a few passes of decode.
     most_groups
         Prompts are run in groups; no more than so many.
+    ahead
+        Keep, too, what each router says one MoE layer ahead, if all dense parts fit.
     backend
         Kind of device; the CPU if not given.
 
@@ -180,6 +183,7 @@ def record_routing(
             need,
         )
     policy, workload = found
+    ahead = ahead and all(layer.dense_resident for layer in policy.layers)
     with torch.inference_mode():
         device = Device(source, policy, workload, memory_bytes, backend=backend)
     begun = time.monotonic()
@@ -190,7 +194,7 @@ def record_routing(
         if parts and (number == most_groups or time.monotonic() - begun > most_seconds):
             break
         group = [list(tokens) for tokens in prompts[start : start + workload.requests]]
-        run = Generation(device, group, new_tokens, frozenset())
+        run = Generation(device, group, new_tokens, frozenset(), ahead=ahead)
 
         def enough(made: int, _: int, sequences: int = len(group)) -> None:
             if made > _LEAST_DECODE * sequences and time.monotonic() - begun > most_seconds:
@@ -208,6 +212,7 @@ def record_routing(
 
 def _joined(parts: Sequence[TraceArrays], group: int) -> TraceArrays:
     """Traces of groups one after the other, their sequences counted on."""
+    looked = [part.ahead for part in parts if part.ahead is not None]
     return TraceArrays(
         np.concatenate([part.experts for part in parts]),
         np.concatenate([part.sequence + index * group for index, part in enumerate(parts)]).astype(
@@ -215,4 +220,5 @@ def _joined(parts: Sequence[TraceArrays], group: int) -> TraceArrays:
         ),
         np.concatenate([part.position for part in parts]),
         np.concatenate([part.phase for part in parts]),
+        np.concatenate(looked) if len(looked) == len(parts) else None,
     )

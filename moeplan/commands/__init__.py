@@ -13,6 +13,7 @@ from moeplan.commands import (
     make,
     parallel,
     place,
+    predictors,
     serve,
     sweep,
     token,
@@ -61,6 +62,7 @@ app.command("compare")(versus.compare)
 app.command("sweep")(sweep.sweep)
 app.command("explain")(explain.explain)
 app.command("place")(place.place)
+app.command("predictors")(predictors.predictors)
 app.command("parallel")(parallel.parallel)
 app.command("show")(look.show)
 app.command("catalog")(catalog.catalog)

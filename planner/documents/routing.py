@@ -20,7 +20,8 @@ class RoutingTrace(Document):
 
     ``experts``  uint16 [tokens, moe_layers, top_k], ``sequence`` int32 [tokens],
     ``position`` int32 [tokens] (0-based in its sequence), ``phase`` uint8 [tokens] (0 prefill,
-    1 decode). Rows are sorted by sequence, then position.
+    1 decode). Rows are sorted by sequence, then position. ``ahead``, alike ``experts``, may be
+    there, too: what each layer's router says of the hidden state of the MoE layer before.
     """
 
     kind: ClassVar[str] = "routing"

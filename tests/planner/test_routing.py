@@ -204,3 +204,25 @@ def test_a_trace_that_claims_more_than_memory_is_refused(tmp_path: Path) -> None
     path.write_text(json.dumps({**value, "tokens": 1 << 40}))
     with pytest.raises(DocumentError, match="more than a trace can have"):
         load_trace(path)
+
+
+def test_what_routers_say_ahead_is_kept(tmp_path: Path) -> None:
+    ahead = np.array([[[0, 0], [2, 1]]] * 3, dtype=np.uint16)
+    _, arrays = load_trace(write(tmp_path, dataclasses.replace(SMALL, ahead=ahead)))
+    assert arrays.ahead is not None
+    np.testing.assert_array_equal(arrays.ahead, ahead)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "words"),
+    [
+        (np.zeros((3, 2, 1), np.uint16), r"ahead is uint16 \(3, 2, 1\), not uint16 \(3, 2, 2\)"),
+        (np.full((3, 2, 2), 3, np.uint16), "beyond the 3 of the model"),
+    ],
+)
+def test_what_routers_say_ahead_is_checked(
+    tmp_path: Path, ahead: np.ndarray[Any, Any], words: str
+) -> None:
+    path = rewrite(tmp_path, ahead=ahead)
+    with pytest.raises(DocumentError, match=words):
+        load_trace(path)

@@ -9,14 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
+from executor.source import open_weights
 from planner.documents import Workload
 from planner.memory import smallest_budget
 from planner.model_spec import read_model
 from planner.profiles import load_profile
 from profiler import profile_checkpoint
 from profiler.measure import Effort
-from profiler.record import longest_prompt
+from profiler.record import longest_prompt, record_routing
 from solvers.errors import BudgetError
 
 NEW_TOKENS = 16
@@ -54,3 +57,27 @@ def test_own_prompts_are_cut_to_the_budget(
     asked = [line["token_ids"] for line in lines]
     with pytest.raises(BudgetError, match="a prompt of 70 tokens"):
         profile_checkpoint(folder, tmp_path / "q", memory_bytes=memory, prompts=asked)
+
+
+def test_what_routers_say_ahead_is_transformers_own(
+    checkpoint: Callable[[str], Path], prompts: list[list[int]]
+) -> None:
+    """The input of each router, taken from transformers' model, times the next one's weights."""
+    folder = checkpoint("mixtral")
+    with open_weights(folder) as source:
+        arrays = record_routing(source, prompts[:3], 1 << 30, new_tokens=1, ahead=True).arrays
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    gates = [layer.mlp.gate for layer in model.model.layers]
+    inputs: list[torch.Tensor] = []
+    for gate in gates:
+        gate.register_forward_pre_hook(lambda _, given: inputs.append(given[0].flatten(0, -2)))
+    assert arrays.ahead is not None
+    for index, tokens in enumerate(prompts[:3]):
+        inputs.clear()
+        with torch.inference_mode():
+            model(torch.tensor([tokens]))
+        rows = arrays.ahead[(arrays.sequence == index) & (arrays.phase == 0)]
+        for layer in range(1, len(gates)):
+            logits = inputs[layer - 1].clone() @ gates[layer].weight.detach().T
+            chosen = logits.topk(rows.shape[2]).indices.sort().values
+            np.testing.assert_array_equal(np.sort(rows[:, layer]), chosen.numpy())
