@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shlex
@@ -19,7 +20,7 @@ from solvers import errors
 from solvers.registry import names
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -82,3 +83,24 @@ def test_the_python_example_runs(made: SimpleNamespace, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("def main(): ")
     assert "\nclass Stack: " in done.stdout
+
+
+def test_the_answers_to_complaints_name_tests_and_benchmarks_that_exist() -> None:
+    page = (ROOT / "docs" / "complaints.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \|.*", page, re.M)
+    assert rows == [str(number) for number in range(1, 12)]
+    named = re.findall(r"`((?:tests|benchmarks)/[\w/]+\.py)(?:::(\w+))?`", page)
+    assert len(named) >= 11
+    for file, function in named:
+        text = (ROOT / file).read_text(encoding="utf-8")
+        assert f"def {function}(" in text if function else True, f"{file}: {function}"
+
+
+def test_the_reference_is_what_the_code_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    monkeypatch.setattr(sys, "argv", ["generate.py", "--check"])
+    assert generate.main() == 0
