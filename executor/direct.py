@@ -20,7 +20,19 @@ from pathlib import Path
 from planner.memory import ALIGNMENT_BYTES
 from solvers.errors import CheckpointError, RunError
 
-__all__ = ["DirectFile", "Pacer", "Piece", "ReadBuffer", "ReadInto", "UnitReader", "preadv"]
+__all__ = [
+    "STALL_SECONDS",
+    "DirectFile",
+    "Pacer",
+    "Piece",
+    "ReadBuffer",
+    "ReadInto",
+    "UnitReader",
+    "preadv",
+]
+
+STALL_SECONDS = 60.0
+"""A read that takes longer will not come back: the disk hangs."""
 
 _STALLS = 4
 """Short reads in a row that bring no whole block, before a read is given up."""

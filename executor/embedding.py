@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from executor.arena import Arena
-from executor.direct import Pacer, ReadBuffer, UnitReader
+from executor.direct import STALL_SECONDS, Pacer, ReadBuffer, UnitReader
 from executor.source import WeightSource
 from planner.memory import (
     ALIGNMENT_BYTES,
@@ -27,6 +27,7 @@ from planner.memory import (
     aligned,
     embedding_read_bytes,
 )
+from solvers.errors import RunError
 
 __all__ = ["Embedding"]
 
@@ -63,6 +64,11 @@ class Embedding:
         Where the kept rows lie.
     source, pacer
         Where rows are read from.
+
+    Attributes
+    ----------
+    stuck
+        Whether a read has not come back: what it writes to must not be used again.
     """
 
     def __init__(
@@ -82,6 +88,7 @@ class Embedding:
         self._place = np.full(model.vocab_size, _NONE, dtype=np.int64)
         self._token = np.full(self.rows, _NONE, dtype=np.int64)
         self._next = 0
+        self.stuck = False
         self._buffer = ReadBuffer(embedding_read_bytes(model))
         size = self._buffer.size_bytes // EMBEDDING_READS
         self._lanes = [
@@ -156,10 +163,19 @@ class Embedding:
             for number, lane in enumerate(lanes)
         ]
         # all of them end before any may fail: none writes to memory that is given back
-        failures = [read.exception() for read in reads]
-        for failure in failures:
-            if failure is not None:
+        if wait(reads, STALL_SECONDS).not_done:
+            self.stuck = True
+            raise RunError(
+                f"a read of embedding rows has not come back for {STALL_SECONDS:.0f} s: does the "
+                "disk hang?"
+            )
+        for failure in [read.exception() for read in reads]:
+            if isinstance(failure, Exception):
                 raise failure
+            if failure is not None:
+                raise RunError(
+                    "a thread that reads embedding rows was ended from outside: start the run again"
+                ) from failure
         # only now: a failed read leaves the places empty
         for token, place in places.items():
             self._token[place], self._place[token] = token, place

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -169,7 +169,7 @@ class Engine(Closing):
     def generate(
         self,
         prompts: Prompts,
-        max_new_tokens: int | None = None,
+        max_new_tokens: int | Sequence[int] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Output]:
         """Greedy continuation of each prompt.
@@ -190,7 +190,7 @@ class Engine(Closing):
         RunError
             If the machine stops the run; ``outputs`` then holds what is there.
         """
-        limit = check_limit(self.plan.workload, max_new_tokens)
+        limit = check_limit(self.plan.workload, max_new_tokens, len(prompts))
         ids = encode(prompts, self.plan.workload, self._source.model, self._tokenizer)
         texts = [
             prompt if isinstance(prompt, str) else decode(tokens, self._tokenizer)

@@ -1,18 +1,23 @@
-"""Groups of prompts, pass by pass: prefill, then decode until all have ended."""
+"""Prompts, pass by pass, until all have ended: a group of them, and others in freed places."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from functools import partial
 
 import torch
 
 from executor.allocator import peak_resident_bytes
 from executor.device import Device
+from executor.failures import out_of_memory
 from executor.routing import RoutingLog
 from executor.runtime import Runtime
+from executor.sampling import Sampler
 from executor.schedule import Schedule
-from executor.sequences import Sequences
+from executor.sequences import Grown, Sequences
+from executor.texts import TextStream
 from planner.documents import TraceTotals
 
 __all__ = ["Generation"]
@@ -28,37 +33,52 @@ class Generation:
     prompts
         Token ids of each prompt; none is empty.
     limit
-        New tokens for each.
+        New tokens for each, or for all alike.
     end_tokens
         Tokens that end a sequence; such a token is still part of the output.
     ahead
         Keep, too, what each router says one MoE layer ahead (dense parts must be resident).
+    sampler
+        Draws tokens; None: the likeliest is taken.
+    texts
+        The text of each sequence, given its tokens as they come; it may end the sequence.
 
     Attributes
     ----------
     results
         New tokens of each prompt, as far as the run has come.
+    ended
+        Prompts whose sequences have ended.
     """
 
     def __init__(
         self,
         device: Device,
         prompts: list[list[int]],
-        limit: int,
+        limit: int | Sequence[int],
         end_tokens: frozenset[int],
         *,
         ahead: bool = False,
+        sampler: Sampler | None = None,
+        texts: Sequence[TextStream] | None = None,
     ) -> None:
         self._device, self._prompts = device, prompts
-        self._limit, self._end_tokens = limit, end_tokens
+        self._limits = [limit] * len(prompts) if isinstance(limit, int) else list(limit)
+        self._end_tokens, self._sampler, self._texts = end_tokens, sampler, texts
         self.results: list[list[int]] = [[] for _ in prompts]
         size = device.state.capacity
-        self._groups = [
-            range(at, min(at + size, len(prompts))) for at in range(0, len(prompts), size)
-        ]
+        members = range(len(prompts))
+        self._group = Sequences(
+            prompts, members[:size], self.results, self._ends, waiting=members[size:]
+        )
+        # a place is never empty while prompts wait, so all end in as many passes as one group
+        # after the other may take
+        passes = -(-len(prompts) // size) * max(self._limits)
+        self._longest = max(map(len, prompts)) if len(prompts) > size else 0
+        self.ended: set[int] = set()
         self.routing = RoutingLog(device.source.model, ahead=ahead)
         self.recorder = device.memory.recorder()
-        self._schedule = Schedule(device.policy, device.units, len(self._groups) * limit)
+        self._schedule = Schedule(device.policy, device.units, passes)
         self._transfers = device.memory.transfers(self._schedule, device.copy, self.recorder)
         self._runtime = Runtime(
             device,
@@ -70,53 +90,91 @@ class Generation:
         self._pass_ns: list[int] = []
         self._prefill_ns = self._decode_ns = self._wall_ns = 0
         self._bytes_before = device.bytes_read
-        self._members = range(0)
 
     def run(self, progress: Callable[[int, int], None] | None) -> None:
-        """Run all groups.
+        """Run all prompts to their ends.
 
         Raises
         ------
         RunError
-            If the machine stops the run, or logits are no numbers; ``results`` then holds what
-            there is.
+            As ``passes``.
+        """
+        with closing(self.passes()) as passes:
+            for _ in passes:
+                if progress is not None:
+                    progress(sum(map(len, self.results)), sum(self._limits))
+
+    def passes(self) -> Generator[list[Grown]]:
+        """Run pass by pass, giving what each has brought; closed before its end, the run is over.
+
+        Raises
+        ------
+        RunError
+            If the machine stops the run, memory is out, or logits are no numbers; ``results`` then
+            holds what there is. ``CancelledError`` after ``cancel``.
         """
         begin = self.recorder.origin_ns
+        state, operations = self._device.state, self._device.operations
+        operations.chooser = None if self._sampler is None else partial(self._draw, self._sampler)
+        if not state.clean:
+            # a run that failed may have left what must not be met again: numbers that are none
+            with torch.inference_mode():
+                state.clear_context()
+        state.clean = False
         self._transfers.start()
         try:
-            with torch.inference_mode():
-                for members in self._groups:
-                    self._run_group(members, progress)
+            while self._group.tokens:
+                # not around the yield: it would hold for the caller's own thread
+                with torch.inference_mode(), out_of_memory(f"pass {len(self._pass_ns)}"):
+                    grown = self._pass()
+                yield grown
+            state.clean = True
         finally:
+            operations.chooser = None
             self._wall_ns = time.perf_counter_ns() - begin
             self._transfers.close()
         self._schedule.check_integrity()
 
-    def _run_group(self, members: range, progress: Callable[[int, int], None] | None) -> None:
-        self._members = members
-        group = Sequences(self._prompts, members, self.results, self._end_tokens)
-        operations = self._device.operations
-        for step in range(self._limit):
-            tokens = group.tokens
-            if not tokens:
-                return
-            begin = time.perf_counter_ns()
-            operations.begin(group.counts, group.past)
-            number = len(self._pass_ns)
-            alive, following = self._runtime.run_pass(number, tokens)
-            group.check_finite(operations, alive, number)
-            group.grow(alive, following)
-            elapsed = time.perf_counter_ns() - begin
-            self._pass_ns.append(elapsed)
-            if step:
-                self._decode_ns += elapsed
-            else:
-                self._prefill_ns += elapsed
-            if progress is not None:
-                progress(sum(map(len, self.results)), self._limit * len(self._prompts))
+    def _pass(self) -> list[Grown]:
+        group, device = self._group, self._device
+        begin = time.perf_counter_ns()
+        device.operations.begin(group.counts, group.past, self._longest)
+        number = len(self._pass_ns)
+        alive, following = self._runtime.run_pass(number, group.tokens)
+        group.check_finite(device.operations, alive, number)
+        grown = group.grow(alive, following)
+        self.ended.update(one.member for one in grown if one.ended)
+        elapsed = time.perf_counter_ns() - begin
+        self._pass_ns.append(elapsed)
+        # where sequences begin while others go on, the pass counts as decode
+        if device.state.begins and not device.state.mixed:
+            self._prefill_ns += elapsed
+        else:
+            self._decode_ns += elapsed
+        return grown
+
+    def _ends(self, member: int, token: int) -> bool:
+        ends = token in self._end_tokens or len(self.results[member]) >= self._limits[member]
+        if self._texts is not None:
+            self._texts[member].push(token)
+            ends |= self._texts[member].stopped
+        return ends
+
+    def _draw(self, sampler: Sampler, alive: list[int], rows: list[torch.Tensor]) -> list[int]:
+        members = self._group.members
+        return [sampler.draw(members[place], row) for place, row in zip(alive, rows, strict=True)]
+
+    def cancel(self) -> None:
+        """Stop soon, from another thread: at the next stage."""
+        self._transfers.cancel()
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a read has not come back, so that the device cannot be used any more."""
+        return self._transfers.stuck or self._device.embedding.stuck
 
     def _on_routed(self, layer: int) -> None:
-        self.routing.add(layer, self._device, self._members)
+        self.routing.add(layer, self._device, self._group.members)
 
     def totals(self) -> TraceTotals:
         """Sums over the passes that have run."""

@@ -7,26 +7,27 @@ dropped token.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch.nn import functional
 
 from executor.adapters import Adapter, ExpertWeights, FeedForward
+from executor.attention import Attention
 from executor.embedding import Embedding
-from executor.state import GroupState, KeyValueWriter
+from executor.state import GroupState
 from planner.documents import ModelSpec, Policy
 from planner.memory import (
-    ATTENTION_TILE_ROWS,
-    CONTEXT_STEPS,
-    EXPANDED_TILE_ROWS,
     EXPERT_TILE_ROWS,
     ROUTER_TILE_ROWS,
-    expands_context,
     expert_tile_rows,
 )
 
-__all__ = ["ExpertWeights", "Operations", "feed_expert", "tile_of"]
+__all__ = ["Chooser", "ExpertWeights", "Operations", "feed_expert", "tile_of"]
 
+Chooser = Callable[[list[int], list[torch.Tensor]], list[int]]
+"""From unfinished sequences and the logits of each, [vocabulary], to their next tokens."""
 
 _FEW_VALUES = 16 << 10
 """Up to so many values, rows are added by one thread."""
@@ -62,28 +63,29 @@ class Operations:
         self._adapter, self._state, self._embedding = adapter, state, embedding
         self._model: ModelSpec = adapter.model
         self._tile_rows = policy.head_tile_rows
-        self._expands = expands_context(self._model)
-        self._bucketed = adapter.dtype != torch.float32
-        self._rotary: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
-        self._positions: dict[tuple[int, int], torch.Tensor] = {}
-        self._masks: dict[tuple[int, int, int | None], torch.Tensor] = {}
+        self._attention = Attention(adapter, state)
+        self._bucketed = self._attention.bucketed
         self._order = torch.empty(0, dtype=torch.int64)
         self._weights = torch.empty(0)
         self._offsets: list[int] = []
         self._last = torch.empty(0)
         self._best = torch.empty(0)
         self._best_token = torch.empty(0, dtype=torch.int64)
+        self._alive: list[int] = []
+        self._logits: list[torch.Tensor] = []
+        self.chooser: Chooser | None = None
+        """Chooses the next tokens by whole rows of logits; None: the likeliest."""
         self.chosen = torch.empty(0, 0, dtype=torch.int64)
         """Experts that the last router chose: [tokens, top_k]."""
 
-    def begin(self, counts: list[int], past: list[int]) -> None:
-        """Begin a pass: tokens of each sequence now and before."""
-        self._state.begin(counts, past)
-        if self._expands and self._bucketed and not any(past):
-            self._state.clear_context()
-        self._rotary.clear()
-        self._positions.clear()
-        self._masks.clear()
+    def begin(self, counts: list[int], past: list[int], longest: int = 0) -> None:
+        """Begin a pass: tokens of each sequence now and before.
+
+        Where new sequences begin in reduced precision, their prompts are padded as one of
+        ``longest`` tokens would be, so that few shapes occur.
+        """
+        self._state.begin(counts, past, longest if self._bucketed else 0)
+        self._attention.begin()
 
     def embed(self, tokens: list[int]) -> None:
         """Embedding rows of the pass's ``tokens`` (packed) into the residual stream."""
@@ -108,109 +110,7 @@ class Operations:
 
     def attention(self, layer: int, batch: int) -> None:
         """Norm, attention and residual of one batch, and the norm behind it."""
-        state = self._state
-        sequences = state.batch(batch)
-        step = len(sequences)
-        if state.longest > 1:
-            step = min(step, max(ATTENTION_TILE_ROWS // state.longest, 1))
-        elif self._expands:
-            step = min(step, max(EXPANDED_TILE_ROWS // state.context, 1))
-        for first in range(sequences.start, sequences.stop, step):
-            self._attention_tile(layer, first, min(first + step, sequences.stop))
-
-    def _attention_tile(self, layer: int, first: int, stop: int) -> None:
-        state, adapter = self._state, self._adapter
-        length = max(state.counts[first:stop])
-        if length == 0:
-            return
-        if self._bucketed and length <= -(-state.longest // 2):
-            # two lengths only, for the same reason as in ``tile_of``
-            length = -(-state.longest // 2)
-        elif self._bucketed:
-            length = state.longest
-        decode = any(state.past[first:stop])
-        hidden = state.hidden[first:stop, :length]
-        normed = adapter.input_norm(layer, hidden)
-        rotary = self._rotary_of(first, stop, length, decode, normed)
-        visible = self._visible(first, stop)
-        cache = KeyValueWriter(
-            state,
-            layer,
-            first,
-            stop,
-            self._positions[first, stop] if decode else None,
-            visible,
-        )
-        mask = self._mask(layer, first, stop, length, decode)
-        mixed = adapter.attention(layer, normed, rotary, mask, cache)
-        hidden.add_(self._scale(mixed, adapter.residual_scale))
-        self._pack(adapter.post_norm(layer, hidden), first, stop)
-
-    def _visible(self, first: int, stop: int) -> int:
-        """Columns of the context that decode looks at; those too many are masked."""
-        context = self._state.context
-        visible = max(self._state.past[first:stop]) + 1
-        if self._expands and self._bucketed:
-            # few lengths only, for the same reason as in ``tile_of``
-            step = -(-context // CONTEXT_STEPS)
-            visible = min(-(-visible // step) * step, context)
-        return visible
-
-    def _rotary_of(
-        self, first: int, stop: int, length: int, decode: bool, like: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        """Cosines and sines (or what the family has for them), computed once a pass."""
-        key = (first, stop) if decode else (0, 0)
-        if key not in self._rotary:
-            if decode:
-                past = self._state.past[first:stop]
-                positions = torch.tensor(past, device=self._state.device)
-                self._positions[key] = positions
-                self._rotary[key] = self._adapter.rotary(like, positions[:, None])
-            else:
-                positions = torch.arange(self._state.longest, device=self._state.device)[None]
-                self._rotary[key] = self._adapter.rotary(like, positions)
-        parts = self._rotary[key]
-        return parts if decode else tuple(part[:, :length] for part in parts)
-
-    def _mask(
-        self, layer: int, first: int, stop: int, length: int, decode: bool
-    ) -> torch.Tensor | None:
-        """Which columns each row sees; None where causality alone says so."""
-        window = self._adapter.window(layer)
-        if not decode:
-            if window is not None and length <= window:
-                window = None
-            if window is None and not self._adapter.needs_mask:
-                return None
-            row = torch.arange(length, device=self._state.device)
-            apart = row[:, None] - row[None, :]
-            seen = (apart >= 0) & (apart < (window or length))
-            return self._adapter.mask(seen[None, None])
-        key = (first, stop, window)
-        if key not in self._masks:
-            # also where every column is seen: without a mask transformers takes a path for shared
-            # key heads that is 5 to 20 times slower for single tokens in bfloat16
-            visible = self._visible(first, stop)
-            column = torch.arange(visible, device=self._state.device)[None]
-            position = self._positions[first, stop][:, None]
-            seen = column <= position
-            if window is not None:
-                seen &= column > position - window
-            self._masks[key] = self._adapter.mask(seen[:, None, None])
-        return self._masks[key]
-
-    def _pack(self, rows: torch.Tensor, first: int, stop: int) -> None:
-        """Padded rows of some sequences into the packed input of the router."""
-        state = self._state
-        begin, end = state.starts[first], state.starts[stop]
-        if end - begin == rows.shape[0] * rows.shape[1]:
-            state.normed[begin:end] = rows.reshape(end - begin, -1)
-            return
-        for index in range(first, stop):
-            count = state.counts[index]
-            start = state.starts[index]
-            state.normed[start : start + count] = rows[index - first, :count]
+        self._attention.run(layer, batch)
 
     def shared_expert(self, layer: int) -> None:
         """Begin the tokens' sums with what they pass beside the experts that they choose."""
@@ -320,6 +220,9 @@ class Operations:
         device = self._last.device
         self._best = torch.full((len(alive),), -torch.inf, dtype=self._last.dtype, device=device)
         self._best_token = torch.zeros(len(alive), dtype=torch.int64, device=device)
+        self._alive = alive
+        if self.chooser is not None:
+            self._logits = self._state.logits(len(alive), self._model.vocab_size)
         return alive
 
     def head_tile(self, tile: int, weight: torch.Tensor) -> torch.Tensor:
@@ -340,10 +243,17 @@ class Operations:
         )
         self._best = torch.where(better, best, self._best)
         self._best_token = torch.where(better, token, self._best_token)
+        if self.chooser is not None:
+            row = 0
+            for part in self._logits:
+                part[:, first : first + len(weight)] = logits[row : row + len(part)]
+                row += len(part)
         return logits
 
     def sample(self) -> list[int]:
-        """The likeliest next token of each unfinished sequence (greedy)."""
+        """The next token of each unfinished sequence: the likeliest, or what ``chooser`` says."""
+        if self.chooser is not None and not self.not_finite():
+            return self.chooser(self._alive, [row for part in self._logits for row in part])
         tokens: list[int] = self._best_token.tolist()
         return tokens
 

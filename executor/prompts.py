@@ -13,21 +13,27 @@ __all__ = ["Prompts", "check_limit", "check_tokens", "decode", "encode", "encode
 Prompts = Sequence[str] | Sequence[Sequence[int]]
 
 
-def check_limit(workload: Workload, max_new_tokens: int | None) -> int:
+def check_limit(
+    workload: Workload, max_new_tokens: int | Sequence[int] | None, prompts: int | None = None
+) -> int | list[int]:
     """New tokens for each prompt; the workload's where None.
 
     Raises
     ------
     OptionError
-        If they are more than the workload has.
+        If they are more than the workload has, or given one by one and not as many as ``prompts``.
     """
     limit = workload.new_tokens if max_new_tokens is None else max_new_tokens
-    if not 1 <= limit <= workload.new_tokens:
-        raise OptionError(
-            f"{limit} new tokens are asked for; the plan allows 1 to {workload.new_tokens}: "
-            f"plan again with --new-tokens {max(limit, 1)}"
-        )
-    return limit
+    limits = [limit] if isinstance(limit, int) else list(limit)
+    if not isinstance(limit, int) and prompts is not None and len(limits) != prompts:
+        raise OptionError(f"{len(limits)} numbers of new tokens are given for {prompts} prompts")
+    for one in limits:
+        if not 1 <= one <= workload.new_tokens:
+            raise OptionError(
+                f"{one} new tokens are asked for; the plan allows 1 to {workload.new_tokens}: "
+                f"plan again with --new-tokens {max(one, 1)}"
+            )
+    return limit if isinstance(limit, int) else limits
 
 
 def encode(

@@ -41,6 +41,12 @@ class GroupState:
         Tokens of each sequence before this pass.
     starts
         Packed row at which each sequence begins; one more entry at the end.
+    longest
+        Padded rows of each sequence.
+    clean
+        Whether keys and values, used or not, are numbers.
+    begins, mixed
+        Whether any sequence begins in this pass; whether others go on meanwhile.
     """
 
     def __init__(
@@ -73,22 +79,39 @@ class GroupState:
         self.past: list[int] = []
         self.starts: list[int] = [0]
         self.longest = 0
+        self.begins = self.mixed = False
+        # a mapping begins as zeros, a GPU's memory as whatever it was
+        self.clean = self.device.type == "cpu"
 
-    def begin(self, counts: list[int], past: list[int]) -> None:
-        """Begin a pass: either a prefill (no past) or a decode pass (at most one token each)."""
+    def begin(self, counts: list[int], past: list[int], longest: int = 0) -> None:
+        """Begin a pass: each sequence begins (no past, its prompt), goes on (one token) or rests.
+
+        Where any begins, rows are at least ``longest`` long.
+        """
         if len(counts) > self.capacity or len(counts) != len(past):
             raise ValueError(f"{len(counts)} sequences do not fit a group of {self.capacity}")
-        if any(past) and max(counts) > 1:
-            raise ValueError("a pass is a prefill or a decode pass, not both")
+        if any(count > 1 and before for count, before in zip(counts, past, strict=True)):
+            raise ValueError("a sequence begins or goes on, not both")
         if any(a + b > self.context for a, b in zip(counts, past, strict=True)):
             raise ValueError(f"a sequence is longer than {self.context} tokens")
         self.counts, self.past = counts, past
-        self.longest = max(counts)
+        indices = range(len(counts))
+        self.begins = any(map(self.joins, indices))
+        self.mixed = self.begins and any(map(self.goes_on, indices))
+        self.longest = max(*counts, longest if self.begins else 0)
         if self.longest > self.prompt_tokens:
             raise ValueError(f"a prompt is longer than {self.prompt_tokens} tokens")
         self.starts = [0]
         for count in counts:
             self.starts.append(self.starts[-1] + count)
+
+    def joins(self, index: int) -> bool:
+        """Whether a sequence begins in this pass."""
+        return self.counts[index] > 0 and not self.past[index]
+
+    def goes_on(self, index: int) -> bool:
+        """Whether a sequence has begun in an earlier pass, and has not ended."""
+        return self.counts[index] > 0 and self.past[index] > 0
 
     def clear_context(self) -> None:
         """Forget all keys and values; so nothing computed from a masked column is no number."""
@@ -145,6 +168,23 @@ class GroupState:
         """Keys and values of some sequences: two [sequences, heads, context, size]."""
         return self._keys[layer, first:stop], self._values[layer, first:stop]
 
+    def logits(self, count: int, vocab_size: int) -> list[torch.Tensor]:
+        """Room for ``count`` rows of logits, in tensors [some of them, vocabulary].
+
+        It is that of the hidden states: between a pass's last norm and the next pass they are no
+        longer needed.
+        """
+        parts = []
+        for buffer in (self._hidden, self._normed, self._sums):
+            values = buffer.view(-1).view(self._hidden.dtype)
+            rows = min(count, len(values) // vocab_size)
+            if rows:
+                parts.append(values[: rows * vocab_size].view(rows, vocab_size))
+                count -= rows
+        if count:
+            raise RuntimeError(f"no room for the logits of {count} sequences")
+        return parts
+
     def last_rows(self) -> tuple[torch.Tensor, list[int]]:
         """Hidden state of each unfinished sequence's last token, and which sequences they are."""
         alive = [index for index, count in enumerate(self.counts) if count]
@@ -167,6 +207,8 @@ class KeyValueWriter:
         In decode, the column of each sequence's new token; None in prefill, which writes from 0.
     visible
         Columns that decode looks at.
+    rows
+        Which of the sequences prefill writes; None: all.
     """
 
     def __init__(
@@ -177,10 +219,12 @@ class KeyValueWriter:
         stop: int,
         positions: torch.Tensor | None,
         visible: int,
+        rows: list[int] | None = None,
     ) -> None:
         self._keys, self._values = state.keys_values(layer, first, stop)
         self._positions = positions
         self._visible = visible
+        self._rows = rows
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, **_: Any
@@ -188,6 +232,10 @@ class KeyValueWriter:
         """Keep keys, values [sequences, kv_heads, tokens, head_dim]; return what is attended to."""
         if self._positions is None:
             length = keys.shape[2]
+            if self._rows is not None:
+                self._keys[self._rows, :, :length] = keys[self._rows]
+                self._values[self._rows, :, :length] = values[self._rows]
+                return keys, values
             self._keys[:, :, :length] = keys
             self._values[:, :, :length] = values
             return keys, values

@@ -7,14 +7,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from executor.direct import STALL_SECONDS
+from executor.failures import out_of_memory
 from executor.recorder import Recorder
 from executor.schedule import Chunk, Routed, Schedule
 from executor.units import Unit
-from solvers.errors import MoeplanError, RunError
+from solvers.errors import CancelledError, MoeplanError, RunError
 
 __all__ = ["Transfers"]
 
-_JOIN_SECONDS = 60.0
+_LOOK_SECONDS = 1.0
+"""So often who waits for a copy looks whether its reader still lives."""
+
+_SLOWEST_BYTES_PER_SECOND = 1_000_000
+"""Slower pace is refused, so that a chunk's time has a bound."""
 
 
 class Transfers:
@@ -30,6 +36,11 @@ class Transfers:
         Reads one chunk into its slot.
     recorder
         Where copies are recorded.
+
+    Attributes
+    ----------
+    stuck
+        Whether a read has not come back: what it writes to must not be used again.
     """
 
     def __init__(
@@ -42,7 +53,9 @@ class Transfers:
         self._copy = copy
         self._recorder = recorder
         self._changed = threading.Condition()
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
+        self._reading: tuple[Chunk, float] | None = None
+        self.stuck = False
         self._stopping = False
         self._held = False
         self._thread = threading.Thread(target=self._run, name="moeplan-reader", daemon=True)
@@ -75,7 +88,10 @@ class Transfers:
                     self._close_segment(current, segment)
                     segment[:] = [since, 0, 0]
                 current = chunk
-                self._copy(chunk)
+                self._reading = chunk, time.monotonic()
+                with out_of_memory("copying to the device"):
+                    self._copy(chunk)
+                self._reading = None
                 segment[1] = since = time.perf_counter_ns()
                 segment[2] += chunk.size_bytes
                 with self._changed:
@@ -83,7 +99,7 @@ class Transfers:
                         self._close_segment(current, segment)
                         current = None
                     self._changed.notify_all()
-        except Exception as error:  # noqa: BLE001 - compute raises it, see ``_check``
+        except BaseException as error:  # noqa: BLE001 - compute raises it, see ``_check``
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
@@ -102,10 +118,36 @@ class Transfers:
     # --- what compute calls -------------------------------------------------------------------
 
     def _check(self) -> None:
-        if self._failure is not None:
-            if isinstance(self._failure, MoeplanError):
-                raise self._failure
-            raise RuntimeError("the reader thread failed") from self._failure
+        failure = self._failure
+        if isinstance(failure, MoeplanError):
+            raise failure
+        if isinstance(failure, Exception):
+            raise RuntimeError("the reader thread failed") from failure
+        if failure is not None or (self._thread.ident and not self._thread.is_alive()):
+            raise RunError(
+                "the reader thread was ended from outside: start the run again"
+            ) from failure
+
+    def _check_reading(self) -> None:
+        """Refuse to wait for a read that will not come back."""
+        reading = self._reading
+        if reading is None:
+            return
+        chunk, since = reading
+        most = STALL_SECONDS + chunk.size_bytes / _SLOWEST_BYTES_PER_SECOND
+        if time.monotonic() - since > most:
+            self.stuck = True
+            raise RunError(
+                f"a read of {chunk.size_bytes} bytes has not come back for {most:.0f} s: does the "
+                "disk hang?"
+            )
+
+    def cancel(self) -> None:
+        """Let whoever computes stop at the next stage, or at once where it waits for a copy."""
+        with self._changed:
+            if self._failure is None:
+                self._failure = CancelledError("the run was cancelled")
+            self._changed.notify_all()
 
     def enter(self, pass_index: int, stage: int) -> None:
         """Compute begins a stage."""
@@ -139,8 +181,9 @@ class Transfers:
             waited = False
             while not self._schedule.ready(unit):
                 self._check()
+                self._check_reading()
                 waited = True
-                self._changed.wait()
+                self._changed.wait(_LOOK_SECONDS)
             self._check()
             return self._schedule.slot(unit), waited
 
@@ -183,7 +226,9 @@ class Transfers:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        if self._thread.ident is not None:
-            self._thread.join(_JOIN_SECONDS)
-            if self._thread.is_alive():
-                raise RunError(f"a read did not come back within {_JOIN_SECONDS:.0f} s")
+        if self._thread.ident is None or self.stuck:
+            return
+        self._thread.join(STALL_SECONDS)
+        if self._thread.is_alive():
+            self.stuck = True
+            raise RunError(f"a read did not come back within {STALL_SECONDS:.0f} s")

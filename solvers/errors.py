@@ -11,6 +11,7 @@
     │   ├── StaleError           a plan was made from other documents than those at hand
     │   └── BudgetError          a memory budget is below the smallest that works
     └── RunError                 a run was stopped by the machine: exit code 1
+        └── CancelledError       or by whoever asked for it
 
 A bug keeps its traceback: it is no ``MoeplanError``.
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 __all__ = [
     "BudgetError",
+    "CancelledError",
     "CheckpointError",
     "DocumentError",
     "InputError",
@@ -88,3 +90,7 @@ class BudgetError(InputError):
 
 class RunError(MoeplanError):
     """A run was stopped by the machine: a disk error, a short read, a dead reader thread."""
+
+
+class CancelledError(RunError):
+    """A run was cancelled by whoever asked for it."""

@@ -185,7 +185,7 @@ class Rank:
                     prompts,
                     members,
                     results,
-                    end_tokens,
+                    lambda _, token: token in end_tokens,
                     first=self._rank,
                     step=self.exchange.devices,
                 )
