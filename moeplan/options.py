@@ -20,6 +20,7 @@ __all__ = [
     "optional_bandwidth",
     "optional_pace",
     "parse_bandwidth",
+    "parse_range",
     "parse_size",
     "read_prompts",
     "split_names",
@@ -76,6 +77,23 @@ def parse_size(text: str, option: str) -> int:
     if size_bytes >= 2**63:
         raise OptionError(f"{option} {text!r} is larger than any memory")
     return size_bytes
+
+
+def parse_range(text: str, option: str) -> tuple[int, int]:
+    """Two sizes from ``1GiB..8GiB``.
+
+    Raises
+    ------
+    OptionError
+        If it is no range, or not an ascending one.
+    """
+    first, dots, second = text.partition("..")
+    if not dots or not first.strip() or not second.strip():
+        raise OptionError(f"{option} {text!r} is not a range; write it like 1GiB..8GiB")
+    low, high = parse_size(first, option), parse_size(second, option)
+    if low >= high:
+        raise OptionError(f"{option} {text!r} does not ascend; write the smaller budget first")
+    return low, high
 
 
 def parse_bandwidth(text: str, option: str) -> int:
@@ -243,6 +261,8 @@ def _is_a(path: Path, made: str) -> bool:
         return start.lstrip().lower().startswith("<!doctype html") and "moeplan" in start
     if made == "outputs":
         return re.match(r'\{"prompt": "(?:[^"\\]|\\.)*", "text": "', start) is not None
+    if start.startswith("#"):  # exports in formats that have comments
+        return re.match(rf"(?:#!/bin/sh\n)?# moeplan {re.escape(made)} to ", start) is not None
     return re.match(rf'\s*\{{\s*"kind"\s*:\s*"{re.escape(made)}"', start) is not None
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "Routing",
     "Series",
     "profile_of",
+    "with_host",
 ]
 
 OptionalProfile = Annotated[
@@ -125,7 +126,7 @@ def _made(
         check_new_folder(profile_out, "--profile-out", [model, Path(routing), Path(hardware)])
         if exists(profile_out) and any(profile_out.iterdir()):
             raise OptionError(f"--profile-out {profile_out} is not empty; name a new folder")
-    machine = _with_host(load_machine(hardware), host_memory)
+    machine = with_host(load_machine(hardware), host_memory)
     spec = read_model(model)
     chosen = choose_dtype(spec, machine, dtype)
     drawn = draw_routing(
@@ -135,7 +136,14 @@ def _made(
     return made if profile_out is None else write_profile(made, profile_out)
 
 
-def _with_host(machine: Machine, host_memory: str | None) -> Machine:
+def with_host(machine: Machine, host_memory: str | None) -> Machine:
+    """The machine with the memory that ``--host-memory`` says.
+
+    Raises
+    ------
+    OptionError
+        If that is no size.
+    """
     import dataclasses
 
     if host_memory is None:

@@ -1,7 +1,11 @@
-"""The command ``sweep``: what each budget gives, from too little memory to more than enough."""
+"""The command ``sweep``: what each budget gives, from too little memory to more than enough.
+
+Without a profile it is a sweep of many models on many machines, see ``sweep_pairs``.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +17,6 @@ from moeplan.commands.common import (
     NewTokens,
     ObjectiveName,
     PlotsFile,
-    ProfileFolder,
     PromptTokens,
     Requests,
     Seed,
@@ -24,11 +27,23 @@ from moeplan.commands.common import (
     search_seconds,
     workload_of,
 )
-from moeplan.options import check_outputs, parse_size, split_names
-from moeplan.output import human_bytes, human_number
+from moeplan.commands.offline import DtypeName, HostMemory, OptionalProfile, Routing, Series
+from moeplan.commands.serve import StoreUrl
+from moeplan.commands.sweep_pairs import (
+    BudgetList,
+    EngineName,
+    HardwareList,
+    ModelList,
+    PairOptions,
+    RayAddress,
+    Workers,
+    sweep_of_pairs,
+)
+from moeplan.options import check_outputs, parse_range, split_names
+from moeplan.output import Reporter, human_bytes, human_number
 from moeplan.plots import Chart, Line, TableOf, build_plots, require_plotly
 from moeplan.words import objective_words
-from planner.documents import write_atomic
+from planner.documents import Workload, write_atomic
 from planner.objectives import OBJECTIVES
 from planner.profiles import load_profile
 from planner.sizes import typed_size
@@ -38,16 +53,31 @@ from solvers.registry import names
 if TYPE_CHECKING:
     from planner.sweep import SweepPoint
 
-__all__ = ["frontier_chart", "parse_range", "sweep"]
+__all__ = ["frontier_chart", "sweep"]
 
 _COLUMNS = ("memory", "tokens/s", "objective", "plan by", "n x b", "experts that stay", "used")
 
 
 def sweep(
     ctx: typer.Context,
-    profile_folder: ProfileFolder,
-    memory: Annotated[str, typer.Option("--memory", help="Device budgets, as in 1GiB..8GiB.")],
-    steps: Annotated[int, typer.Option("--steps", min=2, max=64, help="How many budgets.")] = 8,
+    profile_folder: OptionalProfile = None,
+    memory: Annotated[
+        str | None, typer.Option("--memory", help="Device budgets, as in 1GiB..8GiB.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=2, max=64, help="How many budgets (8).")
+    ] = None,
+    models: ModelList = None,
+    hardware: HardwareList = None,
+    budgets: BudgetList = None,
+    routing: Routing = None,
+    series: Series = None,
+    dtype: DtypeName = None,
+    host_memory: HostMemory = None,
+    engine: EngineName = None,
+    ray_address: RayAddress = None,
+    workers: Workers = None,
+    store: StoreUrl = None,
     requests: Requests = 64,
     prompt_tokens: PromptTokens = 64,
     new_tokens: NewTokens = 16,
@@ -58,21 +88,55 @@ def sweep(
     html: PlotsFile = None,
     as_json: Json = False,
 ) -> None:
-    """Plan within a range of budgets: the frontier of memory and throughput."""
+    """Plan within a range of budgets: the frontier of memory and throughput. Or, with --models,
+    --hardware and --budgets, each model on each machine within each budget, kept in a store.
+
+    Control-C, and kill -9, lose no plan of the second kind: the same command goes on.
+    """
+    reporter = reporter_of(ctx)
+    (objective,) = split_names(objective, OBJECTIVES, "--objective", most=1)
+    (solver,) = split_names(solver, names(), "--solver", most=1)
+    limit = search_seconds((solver,), time_limit)
+    workload = workload_of(requests, prompt_tokens, new_tokens)
+    options = PairOptions(
+        models, hardware, budgets, routing, series, dtype, host_memory, engine, ray_address,
+        workers, store,
+    )  # fmt: skip
+    if profile_folder is None:
+        if memory is not None or html is not None:
+            option = "--memory" if memory is not None else "--html"
+            raise OptionError(f"{option} is for a sweep of a PROFILE_DIR, and none was given")
+        sweep_of_pairs(reporter, options, steps, workload, solver, objective, limit, seed)
+        return
+    options.check_unused(profile_folder)
+    if memory is None:
+        raise OptionError("--memory is missing: give a range of budgets, as in 1GiB..8GiB")
+    _frontier(
+        reporter, profile_folder, memory, steps or 8, workload, objective, solver, limit, seed, html
+    )
+
+
+def _frontier(
+    reporter: Reporter,
+    profile_folder: Path,
+    memory: str,
+    steps: int,
+    workload: Workload,
+    objective: str,
+    solver: str,
+    limit: float,
+    seed: int,
+    html: Path | None,
+) -> None:
     from planner.sweep import budgets_between
     from planner.sweep import sweep as plan_all
 
-    reporter = reporter_of(ctx)
     low, high = parse_range(memory, "--memory")
     budgets = budgets_between(low, high, steps)
-    (objective,) = split_names(objective, OBJECTIVES, "--objective", most=1)
-    (solver,) = split_names(solver, names(), "--solver", most=1)
     check_outputs({"--html": html}, [profile_folder])
     if html is not None:
         require_plotly()
-    limit = search_seconds((solver,), time_limit)
     loaded = load_profile(profile_folder)
-    workload = workload_of(requests, prompt_tokens, new_tokens)
     with reporter.steps("sweep") as progress:
         points = plan_all(
             loaded,
@@ -106,8 +170,9 @@ def sweep(
         name = loaded.model.name
         page = build_plots(
             f"{name}: memory and throughput",
-            f"{requests} requests of {prompt_tokens} prompt and {new_tokens} new tokens; solver "
-            f"{solver}, objective {objective}. Predicted on held-out routing.",
+            f"{workload.requests} requests of {workload.prompt_tokens} prompt and "
+            f"{workload.new_tokens} new tokens; solver {solver}, objective {objective}. Predicted "
+            "on held-out routing.",
             [frontier_chart({solver: points}, smallest)],
             [TableOf("Budgets", _COLUMNS, tuple(rows), said)],
         )
@@ -120,23 +185,6 @@ def sweep(
             "html": str(html) if html is not None else None,
         }
     )
-
-
-def parse_range(text: str, option: str) -> tuple[int, int]:
-    """Two sizes from ``1GiB..8GiB``.
-
-    Raises
-    ------
-    OptionError
-        If it is no range, or not an ascending one.
-    """
-    first, dots, second = text.partition("..")
-    if not dots or not first.strip() or not second.strip():
-        raise OptionError(f"{option} {text!r} is not a range; write it like 1GiB..8GiB")
-    low, high = parse_size(first, option), parse_size(second, option)
-    if low >= high:
-        raise OptionError(f"{option} {text!r} does not ascend; write the smaller budget first")
-    return low, high
 
 
 def frontier_chart(frontiers: dict[str, list[SweepPoint]], smallest: int | None) -> Chart:
