@@ -23,6 +23,7 @@ from planner.documents import (
     Document,
     ExpertPlacement,
     Plan,
+    Trace,
     Workload,
     document_hash,
     parse_document,
@@ -141,6 +142,18 @@ class Client:
         kept = self._json("POST", "/v1/profiles", body)
         if kept.get("hash") != digest:
             raise RunError(f"{self.url} kept another profile than the one that was sent")
+        return digest
+
+    def upload_trace(self, trace: Trace) -> str:
+        """Keep what a run of one of the service's plans did; its hash.
+
+        Raises
+        ------
+        InputError, RunError
+            As the service refuses it, or if it cannot be reached.
+        """
+        digest = document_hash(trace)
+        self._json("POST", "/v1/traces", {**to_json(trace), SEAL: digest})
         return digest
 
     def ask_plan(

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from moeplan.output import human_bytes, human_number, human_time
 from planner.comparable import not_comparable
-from planner.documents import Hardware, ModelSpec, Plan, Range, Trace
+from planner.documents import Hardware, ModelSpec, Plan, Range, Trace, Workload
 from planner.objectives import objective_named
 from solvers.errors import OptionError
 
@@ -22,6 +22,7 @@ __all__ = [
     "gap_words",
     "memory_bars",
     "note_list",
+    "objective_value",
     "objective_words",
     "range_words",
     "tokens_per_second",
@@ -172,8 +173,13 @@ _BOUND_WORDS = {
 
 def objective_words(plan: Plan, value: float) -> str:
     """A value of the plan's objective with its unit, as in ``4.1 ms a token``."""
+    return objective_value(plan.objective_name, plan.workload, value)
+
+
+def objective_value(name: str, workload: Workload, value: float) -> str:
+    """A value of the objective of this name with its unit."""
     try:
-        unit = objective_named(plan.objective_name, plan.workload).unit
+        unit = objective_named(name, workload).unit
     except OptionError:
         # an objective of another moeplan
         return f"{human_number(value)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -12,10 +12,11 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
-from moeplan.service.guard import Guard, GuardSettings, problem_answer
+from moeplan.service.guard import Guard, GuardSettings, problem_answer, wants_page
 from moeplan.service.metrics import Metrics
+from moeplan.service.pages import ROUTERS, problem_page
 from moeplan.service.problems import Refusal, problem, problem_of
 from moeplan.service.routes import documents, jobs, plans, system
 from moeplan.service.routes.common import Service
@@ -89,9 +90,15 @@ def create_app(
         responses=REFUSALS,
         redirect_slashes=False,
     )
-    app.state.service = Service(store, metrics, settings.most_queued, settings.most_streams)
-    for module in (documents, plans, jobs, system):
-        app.include_router(module.router)
+    app.state.service = Service(
+        store,
+        metrics,
+        settings.most_queued,
+        settings.most_streams,
+        settings.guard.token_required,
+    )
+    for router in (documents.router, plans.router, jobs.router, system.router, *ROUTERS):
+        app.include_router(router)
     app.add_exception_handler(RequestValidationError, _not_valid)
     app.add_exception_handler(StarletteHTTPException, _http)
     app.add_exception_handler(MoeplanError, _ours)
@@ -120,7 +127,15 @@ def _document(app: FastAPI) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-async def _not_valid(_: Request, error: Exception) -> JSONResponse:
+def _answer(
+    request: Request, body: dict[str, Any], headers: Mapping[str, str] | None = None
+) -> Response:
+    """A problem as what asked for it can read it: a document, or for a browser a page."""
+    answer = problem_answer(body, headers)
+    return problem_page(request, body, answer.headers) if wants_page(request.scope) else answer
+
+
+async def _not_valid(request: Request, error: Exception) -> Response:
     """Faults that pydantic found, the first one in the line, all of them in a list."""
     if not isinstance(error, RequestValidationError):
         raise error
@@ -134,32 +149,34 @@ async def _not_valid(_: Request, error: Exception) -> JSONResponse:
     if len(faults) > 1:
         detail += f" (and {len(faults) - 1} more)"
     title = "Not a valid request"
-    return problem_answer(problem(422, "request", title, detail, first["field"], errors=faults))
+    body = problem(422, "request", title, detail, first["field"], errors=faults)
+    return _answer(request, body)
 
 
-async def _http(request: Request, error: Exception) -> JSONResponse:
+async def _http(request: Request, error: Exception) -> Response:
     """What the framework refuses: no such path, no such method."""
     if not isinstance(error, StarletteHTTPException):
         raise error
     headers = dict(error.headers or {})
     detail: Any = error.detail
     if isinstance(detail, dict):
-        return problem_answer(detail, headers)
+        return _answer(request, detail, headers)
     field = "method" if error.status_code == 405 else "path"
     named = {404: "missing", 405: "method"}.get(error.status_code, "http")
     said = f"{request.method} {request.url.path[:200]}: {detail}"
-    return problem_answer(problem(error.status_code, named, str(detail), said, field), headers)
+    body = problem(error.status_code, named, str(detail), said, field)
+    return _answer(request, body, headers)
 
 
-async def _ours(_: Request, error: Exception) -> JSONResponse:
+async def _ours(request: Request, error: Exception) -> Response:
     """moeplan's own errors, by the one table."""
     if not isinstance(error, MoeplanError):
         raise error
     headers = error.headers if isinstance(error, Refusal) else {}
-    return problem_answer({"field": "server", **problem_of(error)}, headers)
+    return _answer(request, {"field": "server", **problem_of(error)}, headers)
 
 
-async def _bug(_: Request, error: Exception) -> JSONResponse:
+async def _bug(request: Request, error: Exception) -> Response:
     """A bug is told in the log; the answer says only that there was one."""
     said = "a bug in moeplan; the server's log tells"
-    return problem_answer(problem(500, "internal", "Internal error", said, "server"))
+    return _answer(request, problem(500, "internal", "Internal error", said, "server"))

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, TypeVar
 
-from moeplan.commands.common import placement_summary, plain, plan_summary
+from moeplan.commands.common import placement_summary, plain, plan_summary, trace_summary
 from moeplan.service.store import Store
 from moeplan.service.store.documents import Entry
 from moeplan.words import explain_plan
@@ -19,6 +19,7 @@ from planner.documents import (
     Plan,
     ProfileIndex,
     RoutingTrace,
+    Trace,
     parse_document,
     to_json,
 )
@@ -113,6 +114,11 @@ def plan_entry(plan: Plan, profile: Profile, profile_hash: str) -> Entry:
         "words": explain_plan(plan, profile.model),
     }
     return entry_of(plan, name, summary)
+
+
+def trace_entry(trace: Trace) -> Entry:
+    """A run of a kept plan; its name holds the plan's hash, by which a plan's runs are found."""
+    return entry_of(trace, f"run of {trace.plan_hash} on {trace.device}", trace_summary(trace))
 
 
 def placement_entry(placement: ExpertPlacement, name: str) -> Entry:

@@ -10,12 +10,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from fastapi.exceptions import HTTPException
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
+from starlette.requests import cookie_parser
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moeplan.service.errors import StoreError
@@ -23,10 +24,17 @@ from moeplan.service.metrics import Metrics
 from moeplan.service.problems import MEDIA_TYPE, Refusal, problem_of
 from moeplan.service.store import Store
 
-__all__ = ["Guard", "GuardSettings", "is_loopback", "problem_answer"]
+__all__ = ["COOKIE", "Guard", "GuardSettings", "is_loopback", "problem_answer", "wants_page"]
 
-_OPEN = ("/healthz", "/readyz")
+COOKIE = "moeplan_token"
+"""What a browser that has logged in sends: an API token that no script can read."""
+
+_OPEN = ("/healthz", "/readyz", "/login")
 """Told to anybody: they say nothing but whether the service is there."""
+_ASSETS = "/assets/"
+"""What pages look like and do, told to anybody too."""
+_NO_PAGES = ("/v1/", "/healthz", "/readyz", "/metrics", "/openapi.json")
+_FORM = "application/x-www-form-urlencoded"
 
 _POLICY = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 _HEADERS = (
@@ -38,7 +46,7 @@ _HEADERS = (
     (b"content-security-policy", _POLICY.encode()),
 )
 _CLOSE = {"Connection": "close"}
-_LARGE = ("/v1/profiles", "/v1/routings")
+_LARGE = ("/v1/profiles", "/v1/routings", "/v1/traces")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +113,7 @@ class Guard:
             refused = await self._refuse(scope)
             if refused is not None:
                 # what was not read is not read: the connection cannot be used again
-                answer = problem_answer(problem_of(refused), {**refused.headers, **_CLOSE})
+                answer = _told(refused, scope)
                 await answer(scope, receive, guarded)
             else:
                 limit = self._limit(scope["path"])
@@ -131,15 +139,20 @@ class Guard:
         if origin is not None and urlsplit(origin).netloc != host:
             said = f"asked by a page of {origin[:100]!r}"
             return Refusal(403, "origin", "Another site's page", said, "header.origin")
-        if self._settings.token_required and scope["path"] not in _OPEN:
+        if self._settings.token_required and not _open_to_all(scope["path"]):
             refused = await self._without_token(headers)
             if refused is not None:
                 return refused
+        if origin is None and scope["method"] not in _READING and _by_browser(scope, headers):
+            said = "a form or a logged-in browser says which page it asks from"
+            return Refusal(403, "origin", "No page of this site", said, "header.origin")
         return self._bad_body(scope, headers)
 
     async def _without_token(self, headers: Mapping[str, str]) -> Refusal | None:
         given = headers.get("authorization", "")
         scheme, _, token = given.partition(" ")
+        if not given:
+            scheme, token = "bearer", cookie_parser(headers.get("cookie", "")).get(COOKIE, "")
         try:
             valid = scheme.lower() == "bearer" and await run_in_threadpool(
                 self._store.tokens.valid, token.strip()
@@ -168,10 +181,39 @@ class Guard:
             )
         if (chunked or (length or "0") != "0") and scope["method"] not in ("GET", "HEAD"):
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-            if kind != "application/json":
+            form = kind == _FORM and not scope["path"].startswith(_NO_PAGES)
+            if kind != "application/json" and not form:
                 said = f"the body is {kind[:100] or 'of no type'!r}; send application/json"
                 return Refusal(415, "type", "Another type", said, "header.content-type")
         return None
+
+
+_READING = ("GET", "HEAD", "OPTIONS")
+
+
+def wants_page(scope: Scope) -> bool:
+    """Whether a browser asks for a page, rather than a program for JSON."""
+    html = "text/html" in Headers(scope=scope).get("accept", "")
+    return html and not scope["path"].startswith(_NO_PAGES)
+
+
+def _open_to_all(path: str) -> bool:
+    return path in _OPEN or path.startswith(_ASSETS)
+
+
+def _by_browser(scope: Scope, headers: Mapping[str, str]) -> bool:
+    """Whether a request could be one that another site's page made in a user's name."""
+    return "cookie" in headers or not scope["path"].startswith(_NO_PAGES)
+
+
+def _told(refused: Refusal, scope: Scope) -> Response:
+    """A refusal, its body unread; a browser without a token is shown where to give one."""
+    if refused.body["status"] == 401 and wants_page(scope):
+        query = scope["query_string"].decode("latin-1")
+        after = scope["path"] + (f"?{query}" if query else "")
+        there = f"/login?next={quote(after, safe='')}" if scope["method"] == "GET" else "/login"
+        return RedirectResponse(there, 303, headers=_CLOSE)
+    return problem_answer(problem_of(refused), {**refused.headers, **_CLOSE})
 
 
 def _plain_host(host: str) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from moeplan.service.store import Job, Kept
+from moeplan.service.store import Job, Kept, Store
 from moeplan.service.store.jobs import State
 
 __all__ = ["REFUSALS", "DocumentList", "DocumentView", "JobList", "JobView", "ProblemView"]
@@ -18,6 +18,7 @@ COLLECTIONS = {
     "profile": "profiles",
     "routing": "routings",
     "plan": "plans",
+    "trace": "traces",
     "placement": "placements",
     "comparison": "compare",
     "explanation": "explanations",
@@ -86,6 +87,15 @@ class DocumentList(BaseModel):
     items: list[DocumentView]
     next: str | None = Field(description="'after' of the next page; null on the last.")
 
+    @classmethod
+    def of(
+        cls, store: Store, kind: str, *, limit: int, after: str | None, search: str | None
+    ) -> DocumentList:
+        """From the store."""
+        kept = store.documents.listed(kind, limit=limit + 1, after=after, search=search)
+        items = [DocumentView.of(one) for one in kept[:limit]]
+        return cls(items=items, next=items[-1].hash if len(kept) > limit else None)
+
 
 class JobView(BaseModel):
     """A job."""
@@ -143,6 +153,13 @@ class JobList(BaseModel):
 
     items: list[JobView]
     next: str | None = Field(description="'after' of the next page; null on the last.")
+
+    @classmethod
+    def of(cls, store: Store, *, limit: int, after: str | None, state: State | None) -> JobList:
+        """From the store."""
+        listed = store.jobs.listed(limit=limit + 1, after=after, state=state)
+        items = [JobView.of(job) for job in listed[:limit]]
+        return cls(items=items, next=items[-1].id if len(listed) > limit else None)
 
 
 def href(kind: str, digest: str) -> str:

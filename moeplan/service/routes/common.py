@@ -47,12 +47,15 @@ class Service:
         Jobs that may wait.
     most_streams
         Watchers of jobs at once.
+    token_required
+        Whether browsers log in.
     """
 
     store: Store
     metrics: Metrics
     most_queued: int
     most_streams: int
+    token_required: bool = False
 
     def submit(self, kind: str, inputs: dict[str, Any]) -> Job:
         """A job of these inputs.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,9 @@ from moeplan.service.entries import (
     model_entry,
     profile_entries,
     routing_entry,
+    trace_entry,
 )
+from moeplan.service.problems import Refusal
 from moeplan.service.requests import ProfileUpload, RoutingUpload
 from moeplan.service.routes.common import (
     After,
@@ -41,6 +44,9 @@ from planner.documents import (
     ModelSpec,
     ProfileIndex,
     RoutingTrace,
+    Trace,
+    canonical_json,
+    document_hash,
 )
 from planner.documents.base import SEAL
 from planner.profiles import Profile, assemble
@@ -129,18 +135,38 @@ def put_profile(service: Context, response: Response, body: ProfileUpload) -> Do
     return _put(service, response, entries, data)
 
 
+@router.post("/v1/traces", summary="Keep what a run of a kept plan did", **_PUT)
+def put_trace(
+    service: Context, response: Response, body: Annotated[dict[str, Any], _body_of("trace")]
+) -> DocumentView:
+    """Keep the file that 'moeplan run --trace' wrote, its seal unbroken."""
+    value = {key: inner for key, inner in body.items() if key != SEAL}
+    trace = parsed(Trace, value, "body")
+    as_sent = hashlib.sha256(canonical_json(value).encode()).hexdigest()
+    if body.get(SEAL) not in (as_sent, document_hash(trace)):
+        said = f"body.{SEAL}: it is not the trace's: send the file as 'moeplan run' wrote it"
+        raise Refusal(422, "document", "Not a valid document", said, f"body.{SEAL}")
+    said = f"plan {trace.plan_hash}: it keeps runs of its own plans only"
+    found(service.store.documents.kept("plan", trace.plan_hash), said, "body.plan_hash", 422)
+    return _put(service, response, [trace_entry(trace)])
+
+
+def _sealed(data: bytes, digest: str) -> bytes:
+    """A sealed document's file: what is kept is the canonical text, whose hash is the seal."""
+    return data.removesuffix(b"}") + f',"{SEAL}":"{digest}"}}'.encode()
+
+
 def _listing(kind: str) -> None:
     path, words = COLLECTIONS[kind], f"{kind} documents"
 
     def listed(
         service: Context, limit: PageLimit = 50, after: After = None, search: Search = None
     ) -> DocumentList:
-        kept = service.store.documents.listed(kind, limit=limit + 1, after=after, search=search)
-        items = [DocumentView.of(one) for one in kept[:limit]]
-        return DocumentList(items=items, next=items[-1].hash if len(kept) > limit else None)
+        return DocumentList.of(service.store, kind, limit=limit, after=after, search=search)
 
     def got(request: Request, service: Context, digest: Digest) -> Response:
         data = found(service.store.documents.get(kind, digest), f"{kind} {digest}")
+        data = _sealed(data, digest) if kind == Trace.kind else data
         return unchanging(request, data, digest, "application/json")
 
     listed.__name__, got.__name__ = f"list_{path}", f"get_{path}"
@@ -175,9 +201,7 @@ for _kind in COLLECTIONS:
 def get_plan(request: Request, service: Context, digest: Digest) -> Response:
     """The sealed document, which 'moeplan run' and 'moeplan show' take."""
     data = found(service.store.documents.get("plan", digest), f"plan {digest}")
-    # what is kept is the canonical text, whose hash is the seal
-    sealed = data.removesuffix(b"}") + f',"{SEAL}":"{digest}"}}'.encode()
-    return unchanging(request, sealed, digest, "application/json")
+    return unchanging(request, _sealed(data, digest), digest, "application/json")
 
 
 @router.get(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query
@@ -24,7 +24,7 @@ from moeplan.service.routes.common import (
 from moeplan.service.store.jobs import State
 from moeplan.service.views import JobList, JobView
 
-__all__ = ["router"]
+__all__ = ["router", "stream"]
 
 router = APIRouter(route_class=StrictRoute, tags=["jobs"])
 
@@ -43,9 +43,7 @@ def list_jobs(
     state: Annotated[State | None, Query()] = None,
 ) -> JobList:
     """All jobs, or those in one state."""
-    listed = service.store.jobs.listed(limit=limit + 1, after=after, state=state)
-    items = [JobView.of(job) for job in listed[:limit]]
-    return JobList(items=items, next=items[-1].id if len(listed) > limit else None)
+    return JobList.of(service.store, limit=limit, after=after, state=state)
 
 
 @router.get("/v1/jobs/{digest}", summary="One job")
@@ -81,31 +79,57 @@ async def watch_job(
 ) -> StreamingResponse:
     """Its state now, and again with each change (incumbent, bound, gap), as server-sent events."""
     found(await run_in_threadpool(service.store.jobs.get, digest), f"job {digest}")
+    seen = last_event_id
+
+    def look() -> tuple[bytes, bool]:
+        nonlocal seen
+        job = service.store.jobs.get(digest)
+        if job is None:
+            return b"", True
+        if job.changes == seen:
+            return b"", job.ended
+        seen = job.changes
+        data = JobView.of(job).model_dump_json()
+        return f"event: job\nid: {job.changes}\ndata: {data}\n\n".encode(), job.ended
+
+    return stream(service, look)
+
+
+def stream(service: Service, look: Callable[[], tuple[bytes, bool]]) -> StreamingResponse:
+    """Server-sent events.
+
+    Parameters
+    ----------
+    service
+        Says how many may watch at once.
+    look
+        Called again and again in a thread: what is new, and whether there will be no more.
+
+    Raises
+    ------
+    Refusal
+        If too many watch.
+    """
     if _streams >= service.most_streams:
         said = f"{_streams} watch already"
         raise Refusal(429, "streams", "Too many watch", said, "server", {"Retry-After": "10"})
-    return StreamingResponse(
-        _events(service, digest, last_event_id), media_type="text/event-stream"
-    )
+    return StreamingResponse(_events(look), media_type="text/event-stream")
 
 
-async def _events(service: Service, digest: str, seen: int | None) -> AsyncIterator[bytes]:
+async def _events(look: Callable[[], tuple[bytes, bool]]) -> AsyncIterator[bytes]:
     global _streams
     _streams += 1
     try:
         told = time.monotonic()
         while True:
-            job = await run_in_threadpool(service.store.jobs.get, digest)
-            if job is None:
-                return
-            if job.changes != seen:
-                seen, told = job.changes, time.monotonic()
-                data = JobView.of(job).model_dump_json()
-                yield f"event: job\nid: {job.changes}\ndata: {data}\n\n".encode()
+            news, over = await run_in_threadpool(look)
+            if news:
+                told = time.monotonic()
+                yield news
             elif time.monotonic() - told > _QUIET_SECONDS:
                 told = time.monotonic()
                 yield b": nothing new\n\n"
-            if job.ended:
+            if over:
                 return
             await asyncio.sleep(_LOOK_SECONDS)
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from typing import Annotated, Any
 
@@ -26,12 +25,16 @@ from moeplan.service.routes.common import (
     found,
     unchanging,
 )
+from moeplan.service.store import Kept
 from moeplan.service.store.jobs import job_id
 from moeplan.service.views import JobView
 
-__all__ = ["router"]
+__all__ = ["explain_inputs", "must_be_kept", "router"]
 
 router = APIRouter(route_class=StrictRoute)
+
+_AS_ASKED = ExplainRequest()
+"""What an explanation is where nothing is said about it."""
 
 _JOB: dict[str, Any] = {"status_code": 202, "response_description": "The job; Location is it."}
 _EXAMPLE = {
@@ -46,7 +49,7 @@ def _examples(**values: dict[str, Any]) -> Any:
     return Body(openapi_examples={name: {"value": value} for name, value in values.items()})
 
 
-def _must_be_kept(service: Service, kind: str, digest: str) -> None:
+def must_be_kept(service: Service, kind: str, digest: str) -> None:
     """Refuse a body that names, under ``kind``, a document that is not there."""
     kept = service.store.documents.kept(kind, digest)
     found(kept, f"{kind} {digest}: upload it first", f"body.{kind}", 422)
@@ -56,7 +59,7 @@ def _ask(
     service: Service, response: Response, kind: str, body: PlanRequest | CompareRequest
 ) -> JobView:
     inputs = body.inputs()
-    _must_be_kept(service, "profile", body.profile)
+    must_be_kept(service, "profile", body.profile)
     return accepted(service.submit(kind, inputs), response)
 
 
@@ -99,9 +102,9 @@ def ask_placement(
 ) -> JobView:
     """Place a routing's experts on devices."""
     inputs = body.inputs()
-    _must_be_kept(service, "routing", body.routing)
+    must_be_kept(service, "routing", body.routing)
     if body.model is not None:
-        _must_be_kept(service, "model", body.model)
+        must_be_kept(service, "model", body.model)
     return accepted(service.submit("place", inputs), response)
 
 
@@ -123,21 +126,21 @@ class TimelineView(BaseModel):
     timeline: dict[str, Any]
 
 
-def _summary(service: Service, digest: str) -> dict[str, Any]:
-    return found(service.store.documents.kept("plan", digest), f"plan {digest}").summary
+def _kept(service: Service, digest: str) -> Kept:
+    return found(service.store.documents.kept("plan", digest), f"plan {digest}")
 
 
-@functools.cache
-def _explain_defaults() -> dict[str, Any]:
-    return ExplainRequest().model_dump()
+def explain_inputs(kept: Kept, asked: ExplainRequest) -> dict[str, Any]:
+    """Of the job that explains a plan."""
+    return {"plan": kept.hash, "profile": kept.summary["profile"], **asked.model_dump()}
 
 
 @router.get("/v1/plans/{digest}/explanation", summary="A plan in words", tags=["plans"])
 def get_explanation(service: Context, digest: Digest) -> ExplanationView:
     """What it keeps, copies and promises. New plans around it are a job: POST here."""
-    summary = _summary(service, digest)
-    inputs = {"plan": digest, "profile": summary["profile"], **_explain_defaults()}
-    job = service.store.jobs.get(job_id("explain", inputs))
+    kept = _kept(service, digest)
+    summary = kept.summary
+    job = service.store.jobs.get(job_id("explain", explain_inputs(kept, _AS_ASKED)))
     return ExplanationView(
         words=summary["words"],
         notes=summary["notes"],
@@ -157,9 +160,7 @@ def ask_explanation(
     service: Context, response: Response, digest: Digest, body: ExplainRequest | None = None
 ) -> JobView:
     """Make a job that plans again with a tenth more."""
-    summary = _summary(service, digest)
-    asked = (body or ExplainRequest()).model_dump()
-    inputs = {"plan": digest, "profile": summary["profile"], **asked}
+    inputs = explain_inputs(_kept(service, digest), body or _AS_ASKED)
     return accepted(service.submit("explain", inputs), response)
 
 

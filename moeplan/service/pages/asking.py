@@ -1,0 +1,208 @@
+"""Forms that ask for jobs: their fields, and the way from what was typed to the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import Query
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from moeplan.output import human_bytes
+from moeplan.service.errors import QueueFullError
+from moeplan.service.pages.forms import (
+    Field,
+    Filled,
+    Typed,
+    bandwidth,
+    number,
+    percent,
+    size,
+    whole,
+)
+from moeplan.service.pages.render import page
+from moeplan.service.problems import Refusal
+from moeplan.service.requests import CompareRequest, PlacementRequest, PlanRequest
+from moeplan.service.routes.common import Service
+from moeplan.service.routes.plans import must_be_kept
+from planner.objectives import OBJECTIVES
+from planner.placement import METHODS
+from solvers.registry import names
+
+__all__ = ["Chosen", "comparison_fields", "placement_fields", "plan_fields", "show", "submit"]
+
+Chosen = Annotated[str | None, Query(pattern=r"^[0-9a-f]{64}$")]
+"""A document that a link has chosen."""
+_SHOWN = 200
+"""Documents to choose from; of more, the newest."""
+
+
+def _named(values: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    return tuple((value, value) for value in values)
+
+
+def _kept(service: Service, kind: str) -> tuple[tuple[str, str], ...]:
+    listed = service.store.documents.listed(kind, limit=_SHOWN)
+    return tuple((one.hash, f"{one.name} ({one.hash[:10]})") for one in listed)
+
+
+def _search_fields(service: Service, *between: Field) -> list[Field]:
+    work = ("workload",)
+    return [
+        Field("profile", "Profile", choices=_kept(service, "profile")),
+        Field(
+            "memory_bytes",
+            "Memory",
+            size,
+            help="The device's budget: 600MiB, 1.5GB or bytes. It is never exceeded.",
+        ),
+        Field("requests", "Requests", whole, ("64",), place=(*work, "requests")),
+        Field("prompt_tokens", "Prompt tokens", whole, ("64",), place=(*work, "prompt_tokens")),
+        Field("new_tokens", "New tokens", whole, ("16",), place=(*work, "new_tokens")),
+        *between,
+        Field(
+            "then",
+            "Second objective",
+            choices=_named(OBJECTIVES),
+            optional=True,
+            more=True,
+            help="The best by it among plans that are nearly the best by the first.",
+        ),
+        Field(
+            "tolerance",
+            "Tolerance",
+            percent,
+            optional=True,
+            more=True,
+            help="What of the first objective the second may cost: 1% unless given.",
+        ),
+        Field(
+            "time_limit_seconds",
+            "Time limit",
+            number,
+            optional=True,
+            more=True,
+            help="Seconds for a solver that searches: 10 unless given.",
+        ),
+        Field("seed", "Seed", whole, ("0",), optional=True, more=True),
+    ]
+
+
+def plan_fields(service: Service) -> list[Field]:
+    """Of a plan."""
+    return _search_fields(
+        service,
+        Field("solver", "Solver", initial=("cpsat",), choices=_named(names())),
+        Field("objective", "Objective", initial=("throughput",), choices=_named(OBJECTIVES)),
+    )
+
+
+def comparison_fields(service: Service) -> list[Field]:
+    """Of a comparison."""
+    return _search_fields(
+        service,
+        Field("solvers", "Solvers", initial=names(), choices=_named(names()), many=True),
+        Field(
+            "objectives",
+            "Objectives",
+            initial=OBJECTIVES[:1],
+            choices=_named(OBJECTIVES),
+            many=True,
+        ),
+    )
+
+
+def placement_fields(service: Service) -> list[Field]:
+    """Of a placement."""
+    return [
+        Field("routing", "Routing", choices=_kept(service, "routing")),
+        Field("devices", "Devices", whole, ("4",)),
+        Field("nodes", "Nodes", whole, ("1",)),
+        Field("method", "Method", initial=("cpsat",), choices=_named(METHODS)),
+        Field(
+            "replicas",
+            "Replicas",
+            whole,
+            ("0",),
+            help="Copies that a layer may have beyond one of each expert.",
+        ),
+        Field(
+            "memory_bytes",
+            "Memory",
+            size,
+            optional=True,
+            more=True,
+            help="For experts, on each device; it goes with the model.",
+        ),
+        Field(
+            "model",
+            "Model",
+            choices=_kept(service, "model"),
+            optional=True,
+            more=True,
+            help="How large its experts are.",
+        ),
+        Field(
+            "intra_bandwidth",
+            "Bandwidth within a node",
+            bandwidth,
+            optional=True,
+            more=True,
+            help="As in 300GB/s; it goes with the bandwidth between nodes.",
+        ),
+        Field("inter_bandwidth", "Bandwidth between nodes", bandwidth, optional=True, more=True),
+        Field("batch", "Batch", whole, ("1",), more=True, help="Sequences in a step."),
+        Field("scenarios", "Scenarios", whole, ("512",), more=True),
+        Field(
+            "time_limit_seconds",
+            "Time limit",
+            number,
+            optional=True,
+            more=True,
+            help="Seconds for a method that searches: 30 unless given.",
+        ),
+        Field("seed", "Seed", whole, ("0",), optional=True, more=True),
+    ]
+
+
+_FORMS: dict[str, tuple[Callable[[Service], list[Field]], type, str, str]] = {
+    "plan": (plan_fields, PlanRequest, "profile", "Make a plan"),
+    "compare": (comparison_fields, CompareRequest, "profile", "Compare solvers"),
+    "place": (placement_fields, PlacementRequest, "routing", "Place experts"),
+}
+"""Kind of job -> its fields, its request, what must be kept for it, and its title."""
+
+
+def show(request: Request, service: Service, kind: str, chosen: str | None) -> Response:
+    """The empty form; ``chosen`` is the profile's or routing's hash."""
+    fields, _, needs, title = _FORMS[kind]
+    filled = Filled.fresh(fields(service), **{needs: chosen})
+    at = chosen or next((value for value, _ in filled.fields[0].choices), None)
+    kept = None if at is None else service.store.documents.kept(needs, at)
+    if kept is not None and "memory_bytes" in kept.summary:
+        filled.typed["memory_bytes"] = [human_bytes(kept.summary["memory_bytes"]).replace(" ", "")]
+    return page(request, "ask.html", title=title, form=filled, needs=needs)
+
+
+def submit(request: Request, service: Service, kind: str, typed: Typed) -> Response:
+    """On to the job, or back to the form with what is wrong."""
+    fields, model, needs, title = _FORMS[kind]
+    filled = Filled(fields(service), typed)
+    asked = filled.read(model)
+    status = 422
+    if asked is not None:
+        try:
+            inputs = asked.inputs()
+            for what in (needs, "model"):
+                if getattr(asked, what, None) is not None:
+                    must_be_kept(service, what, getattr(asked, what))
+            job = service.submit(kind, inputs)
+        except Refusal as refusal:
+            filled.refuse(refusal)
+        except QueueFullError as error:
+            filled.errors[""] = f"{str(error).capitalize()}."
+            status = 429
+        else:
+            return RedirectResponse(f"/jobs/{job.id}", 303)
+    return page(request, "ask.html", status=status, title=title, form=filled, needs=needs)

@@ -1,0 +1,48 @@
+"""Profiles: the list, uploading, and what one holds."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from moeplan.service.entries import kept_document
+from moeplan.service.pages.render import page
+from moeplan.service.routes.common import After, Context, Digest, PageLimit, Search, found
+from moeplan.service.views import DocumentList
+from planner.documents import CostProfile, Hardware, ModelSpec, ProfileIndex, RoutingTrace
+
+__all__ = ["router"]
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/profiles")
+def list_profiles(
+    request: Request,
+    service: Context,
+    limit: PageLimit = 50,
+    after: After = None,
+    search: Search = None,
+) -> Response:
+    """What can be planned for."""
+    listed = DocumentList.of(service.store, "profile", limit=limit, after=after, search=search)
+    return page(request, "profiles.html", listed=listed, search=search or "")
+
+
+@router.get("/profiles/{digest}")
+def one_profile(request: Request, service: Context, digest: Digest) -> Response:
+    """A machine with a model."""
+    store = service.store
+    kept = found(store.documents.kept("profile", digest), f"profile {digest}")
+    index = found(kept_document(store, ProfileIndex, digest), f"profile {digest}")
+    return page(
+        request,
+        "profile.html",
+        kept=kept,
+        index=index,
+        hardware=kept_document(store, Hardware, index.hardware_hash),
+        model=kept_document(store, ModelSpec, index.model_hash),
+        costs=kept_document(store, CostProfile, index.costs_hash),
+        routing=kept_document(store, RoutingTrace, index.routing_hash),
+    )
