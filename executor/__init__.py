@@ -11,11 +11,14 @@ from executor.packing import StoreSummary, pack, verify_store
 from executor.source import WeightSource, open_weights
 
 if TYPE_CHECKING:
-    from executor.engine import Engine, Output
+    from executor.engine import Engine, Output, Piece
+    from executor.sampling import Sampling
 
 __all__ = [
     "Engine",
     "Output",
+    "Piece",
+    "Sampling",
     "StoreSummary",
     "WeightSource",
     "open_weights",
@@ -25,8 +28,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Engine", "Output"):
+    if name in ("Engine", "Output", "Piece"):
         from executor import engine
 
         return getattr(engine, name)
+    if name == "Sampling":
+        from executor.sampling import Sampling
+
+        return Sampling
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

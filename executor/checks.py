@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from executor.device import DTYPES
 from executor.memory import Link
+from executor.sampling import SCRATCH_BYTES, Sampling
 from executor.source import WeightSource
-from planner.documents import ModelSpec, Plan
+from planner.documents import ModelSpec, Plan, Workload
 from planner.files import exists, is_file
-from planner.memory import account_device, smallest_budget
+from planner.memory import account_device, group_sequences, operation_bytes, smallest_budget
 from planner.profiles import load_profile
-from solvers.errors import BudgetError, DocumentError, InputError, StaleError, UnsupportedError
+from solvers.errors import (
+    BudgetError,
+    DocumentError,
+    InputError,
+    OptionError,
+    StaleError,
+    UnsupportedError,
+)
 
-__all__ = ["check_account", "check_can_run", "check_documents", "streams_over"]
+__all__ = [
+    "check_account",
+    "check_can_run",
+    "check_documents",
+    "check_sampling",
+    "streams_over",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -143,3 +159,49 @@ def check_account(plan: Plan, model: ModelSpec) -> None:
                 f"plan: memory.device: {purpose} takes {ours} bytes with this checkpoint, the "
                 f"plan says {theirs}: plan again"
             )
+
+
+def check_sampling(sampling: Sampling, plan: Plan, model: ModelSpec) -> None:
+    """Refuse to draw tokens where the plan's memory has no room for whole rows of logits.
+
+    They lie where a pass had its hidden states, so longer prompts make room.
+
+    Raises
+    ------
+    OptionError
+        If there is no room, or top-k keeps every token.
+    """
+    if sampling.top_k is not None and sampling.top_k >= model.vocab_size:
+        raise OptionError(
+            f"top-k {sampling.top_k} has no effect: the vocabulary has {model.vocab_size} tokens"
+        )
+    if _room_to_sample(plan, model, plan.workload):
+        return
+    most = model.max_context - plan.workload.new_tokens
+    longer = range(plan.workload.prompt_tokens + 1, most + 1)
+
+    def suffices(tokens: int) -> bool:
+        return _room_to_sample(plan, model, replace(plan.workload, prompt_tokens=tokens))
+
+    at = bisect_left(longer, True, key=suffices)
+    remedy = (
+        f"plan again with --prompt-tokens {longer[at]}"
+        if at < len(longer)
+        else "leave the temperature out"
+    )
+    raise OptionError(
+        f"drawing from {model.vocab_size} tokens for each of "
+        f"{group_sequences(plan.policy, plan.workload)} sequences needs more memory than this plan "
+        f"has beside its weights: {remedy}"
+    )
+
+
+def _room_to_sample(plan: Plan, model: ModelSpec, workload: Workload) -> bool:
+    policy, width, vocabulary = plan.policy, DTYPES[model.dtype].itemsize, model.vocab_size
+    sequences = group_sequences(policy, workload)
+    values = sequences * workload.prompt_tokens * model.hidden_size
+    # as ``GroupState.logits`` lays them: residual and expert input, and sums in float32
+    rows = 2 * (values // vocabulary) + values * 4 // width // vocabulary
+    logits = account_device(model, policy, workload, width, 0).by_purpose["logits"]
+    scratch = operation_bytes(model, policy, workload, width) + logits
+    return rows >= sequences and scratch >= SCRATCH_BYTES * vocabulary

@@ -3,42 +3,75 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from executor.allocator import tune_process
 from executor.backends import make_backend
-from executor.checks import check_account, check_can_run, check_documents, streams_over
+from executor.caps import check_cap
+from executor.checks import (
+    check_account,
+    check_can_run,
+    check_documents,
+    check_sampling,
+    streams_over,
+)
 from executor.closing import Closing
 from executor.device import Device
 from executor.direct import ReadInto, preadv
+from executor.failures import out_of_memory
 from executor.generation import Generation
-from executor.prompts import Prompts, check_limit, decode, encode
+from executor.prompts import Prompts, check_limit, check_stop, decode, encode
 from executor.reference import Reference
+from executor.sampling import Sampler, Sampling
 from executor.source import WeightSource, open_weights
+from executor.texts import TextStream
 from executor.tokenizer import Tokenizer, end_tokens, load_tokenizer
 from executor.units import check_policy
 from executor.warmup import warm_up
 from planner.documents import Plan, Trace, document_hash
 from planner.routing import TraceArrays
-from solvers.errors import OptionError, StaleError
+from solvers.errors import OptionError, RunError, StaleError
 
-__all__ = ["Engine", "Output"]
+__all__ = ["Engine", "Output", "Piece"]
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One prompt and what was generated for it; ``token_ids`` holds new tokens only."""
+    """One prompt and what was generated for it; ``token_ids`` holds new tokens only.
+
+    ``finished`` is false where the run was stopped before the sequence had ended.
+    """
 
     prompt: str
     text: str
     token_ids: tuple[int, ...]
+    finished: bool = True
+
+
+class Piece(NamedTuple):
+    """A new token of one of the prompts, numbered from 0, and the text that has become whole."""
+
+    request: int
+    token_id: int
+    text: str
+
+
+class _Asked(NamedTuple):
+    """One call, checked."""
+
+    prompts: list[str]
+    run: Generation
+    texts: list[TextStream] | None
 
 
 class Engine(Closing):
@@ -68,7 +101,7 @@ class Engine(Closing):
                 "%s: its file system refuses direct reads; pages are dropped after each read",
                 source.checkpoint.folder,
             )
-        with torch.inference_mode():
+        with torch.inference_mode(), out_of_memory("loading"):
             self._device = Device(
                 source,
                 plan.policy,
@@ -79,10 +112,11 @@ class Engine(Closing):
                 progress=progress,
                 backend=make_backend(plan.device, link=streams_over(plan)),
             )
-        warm_up(self._device)
+            warm_up(self._device)
         self._end_tokens = end_tokens(source.checkpoint)
         self._tokenizer = cache(partial(load_tokenizer, source.checkpoint.folder))
         self._run: Generation | None = None
+        self._busy = threading.Lock()
         self._reference = Reference()
         self.outputs: list[Output] = []
 
@@ -99,7 +133,9 @@ class Engine(Closing):
         progress: Callable[[int, int], None] | None = None,
         read_into: ReadInto = preadv,
         prompts: Prompts | None = None,
-        max_new_tokens: int | None = None,
+        max_new_tokens: int | Sequence[int] | None = None,
+        sampling: Sampling | None = None,
+        stop: Sequence[int | str] = (),
     ) -> Engine:
         """Check a plan against what lies on this machine, and load its residents.
 
@@ -118,7 +154,7 @@ class Engine(Closing):
             Called with bytes loaded and to be loaded.
         read_into
             For tests that inject faults.
-        prompts, max_new_tokens
+        prompts, max_new_tokens, sampling, stop
             What ``generate`` will be asked, to be refused before anything is loaded.
 
         Raises
@@ -126,7 +162,9 @@ class Engine(Closing):
         StaleError
             If the checkpoint, the store or the profile is not the one that the plan was made from.
         BudgetError
-            If the plan does not fit its budget.
+            If the plan does not fit its budget, or a control group allows the process less.
+        RunError
+            If the machine does not have the memory, or a read fails.
         UnsupportedError
             If this machine or this moeplan cannot run the plan.
         DocumentError
@@ -134,7 +172,7 @@ class Engine(Closing):
         OptionError
             As ``generate``.
         """
-        check_limit(plan.workload, max_new_tokens)
+        check_limit(plan.workload, max_new_tokens, None if prompts is None else len(prompts))
         folder = checkpoint or Path(plan.locations.checkpoint)
         check_can_run(plan, folder)
         if store is None and plan.inputs.store_fingerprint is not None:
@@ -149,8 +187,12 @@ class Engine(Closing):
             check_policy(source.model, plan.policy)
             check_account(plan, source.model)
             tokenizer = cache(partial(load_tokenizer, source.checkpoint.folder))
+            check_stop(stop, source.model.vocab_size, tokenizer)
+            if sampling is not None:
+                check_sampling(sampling, plan, source.model)
             if prompts is not None:
                 encode(prompts, plan.workload, source.model, tokenizer)
+            check_cap(plan)
             engine = cls(
                 plan,
                 source,
@@ -171,44 +213,136 @@ class Engine(Closing):
         prompts: Prompts,
         max_new_tokens: int | Sequence[int] | None = None,
         progress: Callable[[int, int], None] | None = None,
+        *,
+        sampling: Sampling | None = None,
+        stop: Sequence[int | str] = (),
     ) -> list[Output]:
-        """Greedy continuation of each prompt.
+        """Continue each prompt.
 
         Parameters
         ----------
         prompts
-            Texts, or token ids.
+            Texts, or token ids. The place of one that has ended is taken by the next.
         max_new_tokens
-            At most the workload's, which is the default.
+            At most the workload's, which is the default; for all alike, or for each.
         progress
             Called after each pass with new tokens so far and at most to come.
+        sampling
+            How tokens are drawn; without it the likeliest is taken.
+        stop
+            Token ids and texts that end a sequence, beside the checkpoint's own end tokens. They
+            are still part of the output, as with transformers.
 
         Raises
         ------
         OptionError
-            If prompts are more or longer than the plan's workload, or more tokens are asked for.
+            If prompts are more or longer than the plan's workload, more tokens are asked for, there
+            is no room to draw, or the engine is at work.
         RunError
-            If the machine stops the run; ``outputs`` then holds what is there.
+            If the machine stops the run; ``outputs`` then holds what is there. ``CancelledError``
+            after ``cancel``.
         """
-        limit = check_limit(self.plan.workload, max_new_tokens, len(prompts))
-        ids = encode(prompts, self.plan.workload, self._source.model, self._tokenizer)
-        texts = [
-            prompt if isinstance(prompt, str) else decode(tokens, self._tokenizer)
-            for prompt, tokens in zip(prompts, ids, strict=True)
-        ]
-        run = self._run = Generation(self._device, ids, limit, self._end_tokens)
-        reference = self._reference = Reference()
-        reference.take()
-        try:
-            run.run(progress)
-        finally:
-            reference.take()
-            self.outputs = [
-                Output(text, decode(tokens, self._tokenizer), tuple(tokens))
-                for text, tokens in zip(texts, run.results, strict=True)
-            ]
-        self._device.ledger.check_integrity()
+        asked = self._ask(prompts, max_new_tokens, sampling, stop, pieces=False)
+        with self._kept(asked):
+            asked.run.run(progress)
         return self.outputs
+
+    def stream(
+        self,
+        prompts: Prompts,
+        max_new_tokens: int | Sequence[int] | None = None,
+        *,
+        sampling: Sampling | None = None,
+        stop: Sequence[int | str] = (),
+    ) -> Iterator[Piece]:
+        """As ``generate``, token by token as they come.
+
+        The texts of a request's pieces together are its output's. Nothing runs between two calls of
+        ``next`` but copies ahead; closing the iterator ends the run, and ``outputs`` holds what is
+        there.
+
+        Raises
+        ------
+        OptionError, RunError
+            As ``generate``.
+        """
+        return self._stream(self._ask(prompts, max_new_tokens, sampling, stop, pieces=True))
+
+    def _stream(self, asked: _Asked) -> Iterator[Piece]:
+        texts = asked.texts or []
+        with self._kept(asked), closing(asked.run.passes()) as passes:
+            for grown in passes:
+                for member, token, ended in grown:
+                    stream = texts[member]
+                    yield Piece(member, token, stream.finish() if ended else stream.take())
+
+    def cancel(self) -> None:
+        """Let the run that goes on in another thread end soon, with ``CancelledError`` there.
+
+        Does nothing where none goes on.
+        """
+        run = self._run
+        if run is not None and self._busy.locked():
+            run.cancel()
+
+    def _ask(
+        self,
+        prompts: Prompts,
+        max_new_tokens: int | Sequence[int] | None,
+        sampling: Sampling | None,
+        stop: Sequence[int | str],
+        *,
+        pieces: bool,
+    ) -> _Asked:
+        plan, model = self.plan, self._source.model
+        limit = check_limit(plan.workload, max_new_tokens, len(prompts))
+        ids = encode(prompts, plan.workload, model, self._tokenizer)
+        if sampling is not None:
+            check_sampling(sampling, plan, model)
+        ends, words = check_stop(stop, model.vocab_size, self._tokenizer)
+        if self._run is not None and self._run.stuck:
+            raise RunError("a read of an earlier run has not come back: close this engine")
+        told = partial(decode, tokenizer=self._tokenizer)
+        texts = [TextStream(told, words) for _ in ids] if pieces or words else None
+        run = Generation(
+            self._device,
+            ids,
+            limit,
+            self._end_tokens | ends,
+            sampler=None if sampling is None else Sampler(sampling),
+            texts=texts,
+        )
+        return _Asked(
+            [
+                prompt if isinstance(prompt, str) else told(tokens)
+                for prompt, tokens in zip(prompts, ids, strict=True)
+            ],
+            run,
+            texts,
+        )
+
+    @contextmanager
+    def _kept(self, asked: _Asked) -> Iterator[None]:
+        """While a run goes on: no other may, and what it brings is kept however it ends."""
+        if not self._busy.acquire(blocking=False):
+            raise OptionError("the engine is at work: end or close that run first")
+        try:
+            run = self._run = asked.run
+            reference = self._reference = Reference()
+            reference.take()
+            try:
+                yield
+            finally:
+                reference.take()
+                self.outputs = [
+                    Output(prompt, decode(ids, self._tokenizer), tuple(ids), number in run.ended)
+                    for number, (prompt, ids) in enumerate(
+                        zip(asked.prompts, run.results, strict=True)
+                    )
+                ]
+        finally:
+            self._busy.release()
+        self._device.ledger.check_integrity()
 
     def tokenizer(self) -> Tokenizer:
         """The checkpoint's tokenizer.

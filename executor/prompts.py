@@ -8,7 +8,15 @@ from executor.tokenizer import Tokenizer
 from planner.documents import ModelSpec, Workload
 from solvers.errors import CheckpointError, OptionError
 
-__all__ = ["Prompts", "check_limit", "check_tokens", "decode", "encode", "encode_text"]
+__all__ = [
+    "Prompts",
+    "check_limit",
+    "check_stop",
+    "check_tokens",
+    "decode",
+    "encode",
+    "encode_text",
+]
 
 Prompts = Sequence[str] | Sequence[Sequence[int]]
 
@@ -58,6 +66,8 @@ def encode(
         If prompts are too many or too long, or hold a token that the model does not have. A text
         with more characters than its tokens could stand for is refused before it is tokenized.
     """
+    if isinstance(prompts, str):
+        raise OptionError("prompts is one text; give a list of prompts")
     if not 1 <= len(prompts) <= workload.requests:
         raise OptionError(
             f"{len(prompts)} prompts are given; the plan is for 1 to {workload.requests}: "
@@ -130,6 +140,34 @@ def check_tokens(number: int, tokens: Sequence[int], vocab_size: int) -> None:
                 f"prompt {number} has token {token}, which is outside the vocabulary: "
                 f"0 to {vocab_size - 1}"
             )
+
+
+def check_stop(
+    stop: Sequence[int | str], vocab_size: int, tokenizer: Callable[[], Tokenizer]
+) -> tuple[frozenset[int], tuple[str, ...]]:
+    """What ends a sequence beside the model's own end tokens: token ids, and texts.
+
+    Raises
+    ------
+    OptionError
+        If one could never occur.
+    CheckpointError
+        If there are texts and no tokenizer.
+    """
+    if isinstance(stop, str):
+        raise OptionError("stop is one text; give a list of texts and token ids")
+    texts = tuple(one for one in stop if isinstance(one, str))
+    tokens = frozenset(one for one in stop if not isinstance(one, str))
+    if "" in texts:
+        raise OptionError("an empty text cannot stop a sequence")
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise OptionError(
+                f"stop token {token} is outside the vocabulary: 0 to {vocab_size - 1}"
+            )
+    if texts:
+        tokenizer()
+    return tokens, texts
 
 
 def decode(ids: Sequence[int], tokenizer: Callable[[], Tokenizer]) -> str:

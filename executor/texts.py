@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from executor.tokenizer import Tokenizer
-
 __all__ = ["TextStream"]
 
 _INCOMPLETE = "\ufffd"
@@ -20,7 +18,7 @@ class TextStream:
 
     Parameters
     ----------
-    tokenizer
+    decode
         Turns ids into text.
     stops
         Texts that end the sequence.
@@ -31,8 +29,8 @@ class TextStream:
         Whether one of ``stops`` has occurred.
     """
 
-    def __init__(self, tokenizer: Callable[[], Tokenizer], stops: Sequence[str] = ()) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, decode: Callable[[list[int]], str], stops: Sequence[str] = ()) -> None:
+        self._decode = decode
         self._stops = tuple(stops)
         self._longest = max(map(len, stops), default=1)
         self._tokens: list[int] = []
@@ -45,7 +43,7 @@ class TextStream:
     def push(self, token: int) -> None:
         """The sequence's next token."""
         self._tokens.append(token)
-        self._window = self._tokenizer().decode(self._tokens)
+        self._window = self._decode(self._tokens)
         fresh = self._window[len(self._known) :]
         self.stopped |= any(stop in self._tail + fresh for stop in self._stops)
         if fresh and not fresh.endswith(_INCOMPLETE):
@@ -57,7 +55,7 @@ class TextStream:
         # what was told last stays in the window: the next piece is what the text gains
         self._tokens = self._tokens[self._told :]
         self._told = len(self._tokens)
-        self._known = self._window = self._tokenizer().decode(self._tokens)
+        self._known = self._window = self._decode(self._tokens)
 
     def take(self) -> str:
         """The text since the last call, as far as its characters are whole."""

@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from executor import Engine, open_weights, pack
+    from executor import Engine, Sampling, open_weights, pack
     from executor.synth import write_synthetic
     from planner.check import check_plan
     from planner.checkpoint import read_checkpoint
@@ -27,6 +27,7 @@ __all__ = [
     "Engine",
     "Plan",
     "Profile",
+    "Sampling",
     "Trace",
     "Workload",
     "check_plan",
@@ -48,6 +49,7 @@ _HOMES = {
     "Engine": "executor",
     "Plan": "planner.documents",
     "Profile": "planner.profiles",
+    "Sampling": "executor",
     "Trace": "planner.documents",
     "Workload": "planner.documents",
     "check_plan": "planner.check",

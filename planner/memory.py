@@ -38,6 +38,7 @@ __all__ = [
     "expert_tile_rows",
     "group_sequences",
     "head_tile_bytes",
+    "operation_bytes",
     "outside_bytes",
     "read_buffer_bytes",
     "slot_bytes",
@@ -268,11 +269,17 @@ def workspace_bytes(model: ModelSpec, policy: Policy, workload: Workload, dtype_
     tokens = group_sequences(policy, workload) * workload.prompt_tokens
     return aligned(
         _library_bytes(model, policy, tokens, dtype_bytes)
-        + max(
-            _attention_bytes(model, policy, workload, dtype_bytes),
-            max(_feed_forward_bytes(model, layer, tokens, dtype_bytes) for layer in model.layers),
-            max(_router_bytes(model, layer, tokens, dtype_bytes) for layer in model.layers),
-        )
+        + operation_bytes(model, policy, workload, dtype_bytes)
+    )
+
+
+def operation_bytes(model: ModelSpec, policy: Policy, workload: Workload, dtype_bytes: int) -> int:
+    """Temporaries of the largest operation."""
+    tokens = group_sequences(policy, workload) * workload.prompt_tokens
+    return max(
+        _attention_bytes(model, policy, workload, dtype_bytes),
+        max(_feed_forward_bytes(model, layer, tokens, dtype_bytes) for layer in model.layers),
+        max(_router_bytes(model, layer, tokens, dtype_bytes) for layer in model.layers),
     )
 
 
