@@ -9,6 +9,7 @@ import typer
 from moeplan.commands import (
     catalog,
     explain,
+    export,
     look,
     make,
     parallel,
@@ -61,6 +62,7 @@ app.command("verify")(use.verify)
 app.command("compare")(versus.compare)
 app.command("sweep")(sweep.sweep)
 app.command("explain")(explain.explain)
+app.command("export")(export.export)
 app.command("place")(place.place)
 app.command("predictors")(predictors.predictors)
 app.command("parallel")(parallel.parallel)

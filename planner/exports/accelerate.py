@@ -15,6 +15,7 @@ from planner.exports.base import (
     family_of,
     gib,
     json_export,
+    lost_always,
     number_list,
     shape,
     streams_from,
@@ -67,20 +68,17 @@ def export(sources: Sources) -> Export:
     away = "cpu" if plan.device == "cuda" and streams_from(hardware) == "host" else "disk"
     device_map = _device_map(FAMILIES[family], whole, model, main, away)
     sequences, context, _ = shape(plan)
-    lost = [
-        f"{plan.policy.n_batches} batches of {plan.policy.batch_size}: each batch copies the "
-        f"weights anew; batch {sequences} sequences (of up to {context} tokens) together, as far "
-        "as memory goes",
-        "prefetching and the order of copies: a module's weights are copied when it computes, and "
-        "computing waits for them",
-        *whole.said(plan),
-    ]
+    lost = [*lost_always(plan, model), *whole.said(plan, model)]
     if whole.offloaded:
-        lost.insert(
-            1,
-            "copying only the experts that the router chose: all of a layer's go over together "
-            f"({gib(max(_experts_bytes(model.layers[i]) for i in whole.offloaded))}), in layers "
-            f"{number_list(whole.offloaded)}",
+        most = max(_experts_bytes(model.layers[index]) for index in whole.offloaded)
+        lost.append(
+            f"copying of only the experts that the router chose: all of a layer's ({gib(most)}) go "
+            f"over together, in layers {number_list(whole.offloaded)}, for each batch anew"
+        )
+    if whole.offloaded or whole.dense_away:
+        lost.append(
+            "prefetching and the order of copies: a module's weights are copied when it computes, "
+            "and computing waits for them"
         )
     if plan.policy.resident_head_tiles < plan.policy.head_tiles:
         lost.append("the head in tiles: it stays, or is copied whole")
@@ -88,6 +86,8 @@ def export(sources: Sources) -> Export:
         "device_map": device_map,
         "dtype": plan.dtype,
         "needs_offload_folder": "disk" in device_map.values(),
+        "sequences": sequences,
+        "context_tokens": context,
         "on_device_bytes": whole.used_bytes,
         "how_to_load": "AutoModelForCausalLM.from_pretrained(CHECKPOINT, "
         "device_map=FILE['device_map'], dtype=FILE['dtype'], offload_folder=FOLDER)",

@@ -26,9 +26,11 @@ __all__ = [
     "Export",
     "Sources",
     "comments",
+    "copies",
     "family_of",
     "gib",
     "json_export",
+    "lost_always",
     "needs_gpu",
     "number_list",
     "shape",
@@ -166,6 +168,28 @@ def shape(plan: Plan) -> tuple[int, int, int]:
     """Sequences at once, positions of each at its longest, and tokens of the longest prefill."""
     sequences = group_sequences(plan.policy, plan.workload)
     return sequences, context_tokens(plan.workload), sequences * plan.workload.prompt_tokens
+
+
+def lost_always(plan: Plan, model: ModelSpec) -> list[str]:
+    """What no other engine has: the promise, and, where weights are copied at all, batches that
+    share a copy."""
+    policy = plan.policy
+    lost = ["the promised speed: it is for moeplan's own runtime"]
+    if copies(plan, model) and policy.n_batches > 1:
+        sequences = shape(plan)[0]
+        lost.append(
+            f"{policy.n_batches} batches of {policy.batch_size} that share each copy of the "
+            f"weights: only the number of sequences, {sequences}, can be told"
+        )
+    return lost
+
+
+def copies(plan: Plan, model: ModelSpec) -> bool:
+    """Whether a run of the plan copies any expert or dense part."""
+    return any(
+        not policy.dense_resident or len(policy.resident) < layer.experts
+        for policy, layer in zip(plan.policy.layers, model.layers, strict=True)
+    )
 
 
 def tokens_at_once(plan: Plan, lost: list[str], least: int) -> int:

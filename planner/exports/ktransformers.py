@@ -13,9 +13,9 @@ from planner.exports.base import (
     Sources,
     comments,
     family_of,
+    lost_always,
     needs_gpu,
     number_list,
-    shape,
     streams_from,
 )
 from planner.exports.whole import keep_whole
@@ -41,20 +41,19 @@ def export(sources: Sources) -> Export:
     rule_file = FAMILIES[family_of(model, tuple(FAMILIES), "ktransformers")]
     needs_gpu(plan, "ktransformers", "computes experts on a GPU or in host memory")
     whole = keep_whole(plan, model, embedding=False)
-    sequences, _, _ = shape(plan)
-    lost = [
-        f"{plan.policy.n_batches} batches of {plan.policy.batch_size} ({sequences} sequences) that "
-        "share each copy: rules say nothing of batches",
-        "copying of experts in decode, prefetches and their order: experts that do not stay are "
-        "computed by the processor",
-        *whole.said(plan),
-    ]
+    lost = [*lost_always(plan, model), *whole.said(plan, model)]
+    lost.append("sequences, context and batches: rules say nothing of them")
+    if whole.offloaded:
+        lost.append(
+            "copying of experts in decode, prefetches and their order: experts that do not stay "
+            "are computed by the processor"
+        )
     if whole.dense_away:
         lost.append(
             f"streaming of dense parts (layers {number_list(whole.dense_away)}): the rule file has "
             "them all on the GPU"
         )
-    if streams_from(hardware) == "disk":
+    if whole.offloaded and streams_from(hardware) == "disk":
         lost.append("streaming from the disk: host memory must hold the experts that do not stay")
     if whole.experts:
         lost.append(

@@ -10,12 +10,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from planner.documents import Plan
+from planner.documents import ModelSpec, Plan
 from planner.exports.base import (
     Export,
     Sources,
     comments,
+    copies,
     family_of,
+    lost_always,
     number_list,
     shape,
     streams_from,
@@ -77,7 +79,9 @@ def export(sources: Sources) -> Export:
     layout = LAYOUTS[family_of(model, tuple(LAYOUTS), "a GGUF file")]
     sequences, context, _ = shape(plan)
     at_once = min(sequences, _MOST_SEQUENCES)
-    lost = _batching(plan, sequences)
+    lost = lost_always(plan, model)
+    if sequences > at_once:
+        lost.append(f"{sequences} sequences at once: it takes at most {at_once}")
     ubatch = tokens_at_once(plan, lost, at_once)
     each = -(-context // _CONTEXT_STEP) * _CONTEXT_STEP
     options = [
@@ -89,7 +93,7 @@ def export(sources: Sources) -> Export:
     if plan.device == "cuda":
         whole = keep_whole(plan, model, embedding=False)
         options += [("--n-gpu-layers", "999"), *_placement(whole, model.tied)]
-        lost += _lost(plan, whole, streams_from(hardware))
+        lost += _lost(plan, model, whole, streams_from(hardware))
     else:
         options.append(("--n-gpu-layers", "0"))
         lost += [
@@ -126,25 +130,14 @@ def _placement(whole: Whole, tied: bool) -> list[tuple[str, str]]:
     return options
 
 
-def _batching(plan: Plan, sequences: int) -> list[str]:
-    policy = plan.policy
-    lost = [
-        f"{policy.n_batches} batches of {policy.batch_size} that share each copy: the server "
-        f"computes what has arrived, up to {min(sequences, _MOST_SEQUENCES)} sequences at once",
-    ]
-    if sequences > _MOST_SEQUENCES:
-        lost.append(f"{sequences} sequences at once: it takes at most {_MOST_SEQUENCES}")
-    return lost
-
-
-def _lost(plan: Plan, whole: Whole, weights: str) -> list[str]:
-    lost = whole.said(plan)
+def _lost(plan: Plan, model: ModelSpec, whole: Whole, weights: str) -> list[str]:
+    lost = whole.said(plan, model)
     if whole.offloaded:
         lost.append(
             "copying of the chosen experts, prefetches and their order: experts in host memory "
             f"(layers {number_list(whole.offloaded)}) are computed there, or copied for large "
             "batches, as llama.cpp decides"
         )
-    if weights == "disk":
+    if weights == "disk" and copies(plan, model):
         lost.append("streaming from the disk: the file is mapped into memory, which should hold it")
     return lost

@@ -10,6 +10,7 @@ from planner.exports.base import (
     Sources,
     gib,
     json_export,
+    lost_always,
     needs_gpu,
     shape,
     streams_from,
@@ -34,9 +35,7 @@ def export(sources: Sources) -> Export:
         "max_model_len": context,
     }
     lost = [
-        f"{plan.policy.n_batches} batches of {plan.policy.batch_size} that share each copy: vLLM "
-        f"batches what has arrived, up to {sequences} sequences, and reads offloaded weights anew "
-        "in each step",
+        *lost_always(plan, model),
         "the plan's account of memory: vLLM measures its own, and gives keys and values what is "
         "left",
     ]

@@ -56,20 +56,17 @@ class Whole:
         """Layers whose dense part does not stay."""
         return tuple(layer for layer in range(self.layers) if layer not in self.dense)
 
-    def said(self, plan: Plan) -> list[str]:
+    def said(self, plan: Plan, model: ModelSpec) -> list[str]:
         """What is lost of the plan's residents, and where its budget does not do."""
-        kept = sum(len(layer.resident) for layer in plan.policy.layers)
-        partly = [
-            index
-            for index in self.moe
-            if plan.policy.layers[index].resident and index not in self.experts
-        ]
+        kept = [len(layer.resident) for layer in plan.policy.layers]
+        partly = any(0 < kept[index] < model.layers[index].experts for index in self.moe)
+        gone = [index for index in self.offloaded if kept[index]]
         lines = []
-        if kept:
-            text = f"single residents: the plan keeps {kept} experts, chosen one by one; here a "
-            text += "layer's experts stay or go together"
-            if partly:
-                text += f", and those of layers {number_list(partly)} go"
+        if partly or gone:
+            text = f"single residents: the plan keeps {sum(kept)} experts, chosen one by one; here "
+            text += "a layer's experts stay or go together"
+            if gone:
+                text += f", and those of layers {number_list(gone)} go"
             lines.append(text)
         if self.missing_bytes:
             lines.append(

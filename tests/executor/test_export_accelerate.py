@@ -110,8 +110,26 @@ def test_on_a_gpu_it_is_the_same_map_with_other_devices(
 
 def test_what_is_lost(planned: Callable[[str], tuple[Plan, ModelSpec]]) -> None:
     plan, model = planned("mixtral")
+    plan = replace(plan, policy=replace(plan.policy, n_batches=3))
     made = export_of(plan, model, "disk")
     words = " ".join(made.cannot_express)
-    for part in ("1 batches of 1", "prefetching", "single residents", "the router chose"):
+    for part in (
+        "promised speed",
+        "3 batches of 1 that share",
+        "prefetching",
+        "single residents",
+        "the router chose",
+    ):
         assert part in words
     assert made.body["cannot_express"] == list(made.cannot_express)
+
+
+def test_nothing_of_a_plan_without_copies_is_said_to_be_lost(
+    planned: Callable[[str], tuple[Plan, ModelSpec]], helpers: Any
+) -> None:
+    plan, model = planned("mixtral")
+    account = replace(plan.memory["device"], capacity_bytes=1 << 30)
+    plan = replace(plan, policy=helpers.resident(model), memory={"device": account})
+    made = export_of(plan, model, "disk")
+    assert set(made.body["device_map"].values()) == {"cpu"}
+    assert [line.split(":")[0] for line in made.cannot_express] == ["the promised speed"]

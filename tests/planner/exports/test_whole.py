@@ -79,13 +79,13 @@ def test_a_budget_through_which_no_layer_passes(sources_of: Callable[..., Source
     # it is told, and everything else stays: leaving it out would not help
     assert whole.dense == (0, 1, 2, 3)
     assert whole.experts == ()
-    assert any("1 B more than" in line for line in whole.said(sources.plan))
+    assert any("1 B more than" in line for line in whole.said(sources.plan, model))
 
 
 def test_what_is_said_of_residents(sources_of: Callable[..., Sources]) -> None:
     sources = sources_of((3, 0, 2, 2), budget=RUNNING + NORM + ALL_BUT_EXPERTS + 2 * LAYER)
     model, _ = sources.known()
-    (line,) = keep_whole(sources.plan, model, embedding=True).said(sources.plan)
+    (line,) = keep_whole(sources.plan, model, embedding=True).said(sources.plan, model)
     assert "keeps 7 experts" in line
     assert "layers 2, 3 go" in line
 
