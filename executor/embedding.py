@@ -38,11 +38,15 @@ _GAP_BYTES = 16 << 10
 
 
 class _Span(NamedTuple):
-    """Rows [start, stop) of the matrix, read at once; ``tokens`` are those wanted of them."""
+    """Rows [start, stop) of the matrix, read at once, and what is wanted of them.
+
+    ``rows`` count from ``start``; they go to ``places`` of the table.
+    """
 
     start: int
     stop: int
-    tokens: list[int]
+    rows: npt.NDArray[np.int64]
+    places: npt.NDArray[np.int64]
 
 
 class _Lane(NamedTuple):
@@ -84,6 +88,7 @@ class Embedding:
         offset = arena.take("embedding", "rows", size)
         self._memory = arena.memory(offset, aligned(size))
         self._table = arena.tensor(offset, (self.rows, model.hidden_size), dtype)
+        self._bytes = np.frombuffer(self._memory[:size], np.uint8).reshape(self.rows, -1)
         # token -> place and place -> token
         self._place = np.full(model.vocab_size, _NONE, dtype=np.int64)
         self._token = np.full(self.rows, _NONE, dtype=np.int64)
@@ -126,6 +131,10 @@ class Embedding:
         if self.rows < len(self._place):
             self._place[:] = self._token[:] = _NONE
 
+    def keep(self, tokens: npt.NDArray[np.int64]) -> None:
+        """Have rows of ``tokens`` at hand, as many as are kept; for measuring."""
+        self._fetch(np.unique(tokens)[-self.rows :])
+
     def _gather(self, tokens: npt.NDArray[np.int64], out: torch.Tensor) -> None:
         distinct = np.unique(tokens)
         for first in range(0, len(distinct), self.rows):
@@ -142,24 +151,15 @@ class Embedding:
 
     def _fetch(self, tokens: npt.NDArray[np.int64]) -> None:
         """Have all of ``tokens`` (ascending, no more than are kept) in the table."""
-        missing = tokens[self._place[tokens] == _NONE].tolist()
-        if not missing:
+        found = self._place[tokens]
+        missing = tokens[found == _NONE]
+        if not len(missing):
             return
-        wanted = np.zeros(len(self._place), dtype=np.bool_)
-        wanted[tokens] = True
-        places: dict[int, int] = {}
-        for token in missing:
-            while self._token[self._next] != _NONE and wanted[self._token[self._next]]:
-                self._next = (self._next + 1) % self.rows
-            place = places[token] = self._next
-            old = int(self._token[place])
-            if old != _NONE:
-                self._place[old] = self._token[place] = _NONE
-            self._next = (place + 1) % self.rows
-        spans = self._spans(missing)
+        places = self._free(found[found != _NONE], len(missing))
+        spans = self._spans(missing, places)
         lanes = self._lanes[: len(spans)]
         reads = [
-            self._threads.submit(self._read, lane, spans[number :: len(lanes)], places)
+            self._threads.submit(self._read, lane, spans[number :: len(lanes)])
             for number, lane in enumerate(lanes)
         ]
         # all of them end before any may fail: none writes to memory that is given back
@@ -177,30 +177,43 @@ class Embedding:
                     "a thread that reads embedding rows was ended from outside: start the run again"
                 ) from failure
         # only now: a failed read leaves the places empty
-        for token, place in places.items():
-            self._token[place], self._place[token] = token, place
+        self._token[places], self._place[missing] = missing, places
 
-    def _spans(self, tokens: list[int]) -> list[_Span]:
+    def _free(self, kept: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+        """Empty the next ``count`` places, but for those of ``kept``."""
+        spare = np.ones(self.rows, dtype=np.bool_)
+        spare[kept] = False
+        ring = (self._next + np.arange(self.rows)) % self.rows
+        places = ring[spare[ring]][:count]
+        old = self._token[places]
+        self._place[old[old != _NONE]] = self._token[places] = _NONE
+        self._next = (int(places[-1]) + 1) % self.rows
+        return places
+
+    def _spans(self, tokens: npt.NDArray[np.int64], places: npt.NDArray[np.int64]) -> list[_Span]:
         """Rows to read at once; ``tokens`` ascend."""
         gap = _GAP_BYTES // self._row_bytes
+        # where the next row is too far away to be read along
+        borders = [*(np.flatnonzero(np.diff(tokens) > gap + 1) + 1).tolist(), len(tokens)]
+        ends = np.searchsorted(tokens, tokens + self._most_rows).tolist()
+        numbers = tokens.tolist()
         spans: list[_Span] = []
-        for token in tokens:
-            last = spans[-1] if spans else None
-            if last and token - last.stop <= gap and token < last.start + self._most_rows:
-                last.tokens.append(token)
-                spans[-1] = last._replace(stop=token + 1)
-            else:
-                spans.append(_Span(token, token + 1, [token]))
+        first = 0
+        for border in borders:
+            while first < border:
+                end = min(ends[first], border)
+                start = numbers[first]
+                spans.append(
+                    _Span(start, numbers[end - 1] + 1, tokens[first:end] - start, places[first:end])
+                )
+                first = end
         return spans
 
-    def _read(self, lane: _Lane, spans: list[_Span], places: dict[int, int]) -> None:
-        size = self._row_bytes
+    def _read(self, lane: _Lane, spans: list[_Span]) -> None:
         for span in spans:
             (piece,) = self._source.embedding_rows(span.start, span.stop)
-            rows = lane.reader.blocks(piece, lane.memory)
-            for token in span.tokens:
-                to, at = places[token] * size, (token - span.start) * size
-                self._memory[to : to + size] = rows[at : at + size]
+            rows = np.frombuffer(lane.reader.blocks(piece, lane.memory), np.uint8)
+            self._bytes[span.places] = rows.reshape(-1, self._row_bytes)[span.rows]
 
     @property
     def bytes_read(self) -> int:

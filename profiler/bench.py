@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from executor.closing import Closing
@@ -65,22 +67,49 @@ class Tokens:
     """Token ids to embed, over and over: those of prompts, and those that decode made of them.
 
     Which rows of the embedding are at hand depends on how tokens repeat, so real ones are taken.
+    Where a pass needs more than there are, the rest repeats and brings new ones as the first do:
+    of n tokens n ** g are different, with g from their whole and their half (Heaps' law).
     """
 
-    def __init__(self, prompts: Sequence[int]) -> None:
-        self._streams = {False: np.asarray(prompts), True: np.asarray(prompts)}
+    def __init__(self, prompts: Sequence[int], vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._prompts = np.asarray(prompts)
+        self._streams = {False: self._prompts, True: self._prompts}
         self._at = {False: 0, True: 0}
 
     def add_decoded(self, tokens: Sequence[int]) -> None:
         """From now on embed ``tokens`` in decode; until then it is the prompts' as well."""
-        self._streams[True] = np.asarray(tokens)
+        self._streams[True], self._at[True] = np.asarray(tokens), 0
 
-    def take(self, count: int, *, decode: bool) -> list[int]:
-        """The next ``count`` of them."""
+    @property
+    def prompts(self) -> npt.NDArray[np.int64]:
+        """What prefill embeds before decode begins."""
+        return self._prompts
+
+    def take(self, count: int, *, decode: bool) -> tuple[list[int], bool]:
+        """The next ``count`` of them, and whether they are the first of all again."""
         stream, at = self._streams[decode], self._at[decode]
-        self._at[decode] = (at + count) % len(stream)
-        tokens: list[int] = stream[(at + np.arange(count)) % len(stream)].tolist()
-        return tokens
+        if count > len(stream):
+            stream = self._streams[decode] = self._longer(stream, count)
+        if at + count > len(stream):
+            at = 0
+        self._at[decode] = at + count
+        return stream[at : at + count].tolist(), at == 0
+
+    def _longer(self, stream: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+        size = len(stream)
+        different = np.unique(stream)
+        half = len(np.unique(stream[: -(-size // 2)]))
+        growth = math.log2(len(different) / half)
+        unseen = np.setdiff1d(np.arange(self._vocab_size), different)
+        np.random.default_rng(0).shuffle(unseen)
+        lengths = np.arange(size, count + 1)
+        reached = np.floor(len(different) * (lengths / size) ** growth + 1e-9).astype(np.int64)
+        brought = np.minimum(reached - len(different), len(unseen))
+        again = stream[np.arange(size, count) % size]
+        new = np.diff(brought) > 0
+        again[new] = unseen[brought[1:][new] - 1]
+        return np.concatenate([stream, again])
 
 
 class Bench(Closing):
@@ -128,6 +157,7 @@ class Bench(Closing):
         self._forced: list[torch.Tensor] = []
         self._log = RoutingLog(self.model)
         self._members = range(0)
+        self._decoded = False
         self._replace_router()
         self._start(())
 
@@ -210,7 +240,7 @@ class Bench(Closing):
         device.state.batch_size = batch_size or len(counts)
         self._members = range(len(counts))
         self._log = RoutingLog(self.model)
-        tokens = self._tokens.take(total, decode=any(past))
+        tokens = self._embedded(total, decode=any(past))
         with torch.inference_mode():
             self._recorder.resume()
             device.operations.begin(counts, past)
@@ -223,6 +253,16 @@ class Bench(Closing):
                 self._transfers.enter(index, self.plan.layers)
         self._passes += 1
         return self._recorder.take()
+
+    def _embedded(self, total: int, *, decode: bool) -> list[int]:
+        """A pass's tokens; of their rows those are kept that a run would have kept by then."""
+        tokens, first = self._tokens.take(total, decode=decode)
+        if not decode or first or not self._decoded:
+            self.device.embedding.forget()
+        if decode and (first or not self._decoded):
+            self.device.embedding.keep(self._tokens.prompts)
+        self._decoded = decode
+        return tokens
 
     def stream(self, *, on: bool) -> None:
         """From now on let the channel copy prefetches in vain, or let it rest."""

@@ -128,7 +128,7 @@ def profile_checkpoint(
                 "a bandwidth for the disk has no effect on weights in host memory: leave out one"
             )
         ids = _token_ids(source, prompts, seed)
-        tokens = Tokens([token for prompt in ids for token in prompt])
+        tokens = Tokens([token for prompt in ids for token in prompt], model.vocab_size)
         measurement = Measurement(
             source, memory_bytes, tokens, paced_bytes_per_second, effort or Effort(), backend
         )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
 import pytest
 import torch
 
-from executor import open_weights
+from executor import embedding, open_weights
 from planner.documents import Workload
 from planner.memory import account_device
 from profiler.bench import Bench, Tokens, assign_rows
@@ -62,7 +62,7 @@ def test_a_bench_keeps_its_budget(checkpoint: Callable[[str], Path]) -> None:
         plan = Layout(source.model, smallest).plan(workload)
         assert plan is not None
         assert plan.layers == 1
-        with Bench(source, plan, smallest, Tokens([1, 2, 3])) as bench:
+        with Bench(source, plan, smallest, Tokens([1, 2, 3], 211)) as bench:
             events = bench.run([1, 1], [4, 5], rows=1)
             assert bench.device.ledger.peak_bytes <= smallest
         kinds = Counter(event.kind for event in events)
@@ -75,7 +75,7 @@ def test_every_kind_of_layer_is_on_a_bench(checkpoint: Callable[[str], Path]) ->
             plan = Layout(source.model, budget).plan(Workload(1, 1, 8))
             assert plan is None or plan.layers >= 2
         assert plan is not None
-        with Bench(source, plan, budget, Tokens([1, 2, 3])) as bench:
+        with Bench(source, plan, budget, Tokens([1, 2, 3], 211)) as bench:
             kinds = Counter(event.kind for event in bench.run([1], [4], rows=1))
         assert kinds["dense_mlp"] == 1
 
@@ -84,7 +84,7 @@ def test_a_pass_gives_each_expert_the_rows_wanted(checkpoint: Callable[[str], Pa
     with open_weights(checkpoint("mixtral")) as source:
         plan = Layout(source.model, LARGE).plan(Workload(16, 1, 8))
         assert plan is not None
-        with Bench(source, plan, LARGE, Tokens([1, 2, 3])) as bench:
+        with Bench(source, plan, LARGE, Tokens([1, 2, 3], 211)) as bench:
             events = bench.run([1] * 16, [3] * 16, rows=4, batch_size=8, head_tiles=None)
             tiles = bench.plan.policy.head_tiles
         rows = [event.rows for event in events if event.kind == "expert"]
@@ -104,7 +104,7 @@ def test_the_channel_copies_only_when_it_shall(checkpoint: Callable[[str], Path]
         plan = Layout(source.model, LARGE, slots=4, stream=True).plan(Workload(4, 1, 8))
         assert plan is not None
         assert all(len(layer.prefetch) == 4 for layer in plan.policy.layers)
-        with Bench(source, plan, LARGE, Tokens([1, 2, 3])) as bench:
+        with Bench(source, plan, LARGE, Tokens([1, 2, 3], 211)) as bench:
             assert all(e.channel == "compute" for e in bench.run([1] * 4, [3] * 4, rows=2))
             rest, busy = contend(bench, Cell(4, None, 8), 2, passes=3, turns=1)[0]
         assert rest.beside_share == 0
@@ -121,7 +121,7 @@ def test_copies_alone_are_of_whole_units(checkpoint: Callable[[str], Path]) -> N
         assert plan is not None
         assert plan.layers == 3
         assert not any(layer.resident for layer in plan.policy.layers)
-        with Bench(source, plan, LARGE, Tokens([1])) as bench:
+        with Bench(source, plan, LARGE, Tokens([1], 211)) as bench:
             samples = copies_alone(bench, Random(0))
         # an expert is 3 x 64 x 48 x 4 bytes = 36,864: three pieces of 16 KiB
         assert [(one.chunks, one.size_bytes) for one in samples] == [(3, 36_864)] * 5
@@ -166,3 +166,64 @@ def test_slowdowns_by_hand() -> None:
     assert set(found.by_kind) == {"expert"}
     # nothing measured: no slowdown is known, and the figure says that it has no samples
     assert slowdowns([], 1e9).compute_slowdown.samples == 0
+
+
+def test_tokens_come_in_turn_and_say_when_they_begin_again() -> None:
+    tokens = Tokens([1, 2, 3], 211)
+    assert tokens.take(2, decode=False) == ([1, 2], True)
+    # a third and a fourth are not there: from the start, rather than torn
+    assert tokens.take(2, decode=False) == ([1, 2], True)
+    assert tokens.take(1, decode=False) == ([3], False)
+    assert tokens.take(2, decode=True) == ([1, 2], True)
+    tokens.add_decoded([7, 8, 9])
+    assert tokens.take(2, decode=True) == ([7, 8], True)
+    assert tokens.take(1, decode=True) == ([9], False)
+
+
+def test_more_tokens_than_there_are_repeat_as_the_first_do() -> None:
+    # four different ones of four, two of two: none repeats, so no further one does
+    every, _ = Tokens([5, 3, 8, 1], 211).take(20, decode=False)
+    assert every[:4] == [5, 3, 8, 1]
+    assert len(set(every)) == 20
+    # two of two, two of four: nothing new comes
+    same, _ = Tokens([5, 3, 5, 3], 211).take(20, decode=False)
+    assert same == [5, 3] * 10
+    # eight of sixteen, four of eight's half: 4 ** (log2(8 / 4) = 1) times as many among 64
+    half = [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8]
+    many, _ = Tokens(half, 211).take(64, decode=False)
+    assert len(set(many)) == 8 * 4
+    # and no more than the vocabulary holds
+    few, _ = Tokens([0, 1], 6).take(50, decode=False)
+    assert set(few) == set(range(6))
+
+
+def test_rows_of_the_embedding_are_as_warm_as_in_a_run(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefill finds none of its rows, decode those of the prompts and of the passes before."""
+    # 40 rows of 64 values
+    monkeypatch.setattr(embedding, "EMBEDDING_CACHE_BYTES", 40 * 64 * 4)
+    with open_weights(checkpoint("mixtral")) as source:
+        plan = Layout(source.model, LARGE).plan(Workload(4, 4, 8))
+        assert plan is not None
+        tokens = Tokens([10, 11, 12, 13], 211)
+        with Bench(source, plan, LARGE, tokens) as bench:
+            found: list[bool] = []
+            really = bench.device.embedding.missing
+
+            def missing(wanted: Sequence[int]) -> bool:
+                found.append(really(wanted))
+                return found[-1]
+
+            monkeypatch.setattr(bench.device.embedding, "missing", missing)
+            bench.run([4], [0], rows=1)
+            bench.run([4], [0], rows=1)
+            assert found == [True, True]
+            tokens.add_decoded([10, 13, 70, 80, 80, 70])
+            for _ in range(3):
+                # 10 and 13 are in the prompts, 70 and 80 are new, and then kept
+                bench.run([1, 1], [4, 4], rows=1)
+            assert found[2:] == [False, True, False]
+            for _ in range(3):
+                bench.run([1, 1], [4, 4], rows=1)
+            assert found[5:] == [False, True, False]
