@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from planner.documents import Plan, Workload
@@ -82,6 +83,7 @@ def compare(
     seed: int = 0,
     then: str | None = None,
     tolerance: float = 0.01,
+    progress: Callable[[int, int, str], None] | None = None,
 ) -> list[ComparisonRow]:
     """Plan with every solver for every objective.
 
@@ -93,15 +95,20 @@ def compare(
         Each with each.
     then, tolerance
         A second objective, for solvers that search.
+    progress
+        Called before each plan with the plans that are made, of how many, and what comes.
 
     Raises
     ------
     BudgetError, OptionError
         As ``make_plan``.
     """
-    rows = []
+    rows: list[ComparisonRow] = []
     for objective in objectives:
         for solver in solvers:
+            if progress is not None:
+                total = len(solvers) * len(objectives)
+                progress(len(rows), total, f"{solver} for {objective}")
             started = time.monotonic()
             searches = Feature.BOUND in load(solver).features
             plan = make_plan(

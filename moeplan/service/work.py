@@ -76,7 +76,6 @@ def _plan(store: Store, inputs: dict[str, Any], tell: Telling) -> Made:
 
 def _compare(store: Store, inputs: dict[str, Any], tell: Telling) -> Made:
     profile = kept_profile(store, inputs["profile"])
-    tell({"stage": "compare", "done": 0, "total": len(inputs["solvers"])})
     rows = compare(
         profile,
         Workload(**inputs["workload"]),
@@ -87,6 +86,7 @@ def _compare(store: Store, inputs: dict[str, Any], tell: Telling) -> Made:
         seed=inputs["seed"],
         then=inputs["then"],
         tolerance=inputs["tolerance"],
+        progress=lambda done, total, what: tell({"stage": what, "done": done, "total": total}),
     )
     plans = [plan_entry(row.plan, profile, inputs["profile"]) for row in rows]
     told = []

@@ -41,10 +41,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Its title, and how its numbers are written."""
+    """Its title, how its numbers are written, and what a round one is a multiple of."""
 
     title: str
     write: Callable[[float], str]
+    base: int = 1000
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:
@@ -92,8 +93,8 @@ def chart(title: str, points: Sequence[Point], x: Axis, y: Axis) -> Markup:
     )
     return Markup(
         '<figure><figcaption>{}</figcaption><svg class="chart" viewBox="0 0 {} {}" role="group" '
-        'aria-label="{}">{}</svg><ul class="legend">{}<li>dashed: no other plan has more of one '
-        "for as much of the other</li></ul></figure>"
+        'aria-label="{}">{}</svg><ul class="legend">{}<li>dashed: the frontier, '
+        "above which no plan lies</li></ul></figure>"
     ).format(title, _WIDE, _TALL, title, Markup().join(drawn), legend)
 
 
@@ -126,14 +127,14 @@ def _axes(
     line = Markup('<path class="grid" d="M{:.1f} {:.1f}{}"/>')
     label = Markup('<text x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>')
     parts = []
-    for value in _ticks(0.0, y_high, 5):
+    for value in _ticks(0.0, y_high, 5, y.base):
         _, up = at(x_range[0], value)
         parts.append(line.format(_LEFT, up, f"H{_WIDE - _RIGHT}"))
         parts.append(label.format(_LEFT - 6, up + 4, "end", y.write(value)))
-    for value in _ticks(*x_range, 4):
+    for value in _ticks(*x_range, 4, x.base):
         across, _ = at(value, 0.0)
         parts.append(line.format(across, _TOP, f"V{_TALL - _BOTTOM}"))
-        parts.append(label.format(across, _TALL - _BOTTOM + 17, "middle", x.write(value)))
+        parts.append(label.format(across, _TALL - _BOTTOM + 19, "middle", x.write(value)))
     parts.append(label.format((_LEFT + _WIDE - _RIGHT) / 2, _TALL - 8, "middle", x.title))
     parts.append(
         Markup(
@@ -143,8 +144,9 @@ def _axes(
     return Markup().join(parts)
 
 
-def _ticks(low: float, high: float, wish: int) -> list[float]:
-    """Round numbers between two, about so many."""
-    power = 10 ** math.floor(math.log10((high - low) / wish))
+def _ticks(low: float, high: float, wish: int, base: int) -> list[float]:
+    """About so many round numbers between two: multiples of the largest unit that fits in."""
+    unit = float(base) ** max(math.floor(math.log(high, base)), 0)
+    power = unit * 10 ** math.floor(math.log10((high - low) / unit / wish))
     step = next(m * power for m in (1, 2, 5, 10) if m * power * wish >= high - low)
     return [k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1)]

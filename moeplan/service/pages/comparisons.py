@@ -146,12 +146,12 @@ def _charts(service: Service, inputs: dict[str, Any], rows: list[dict[str, Any]]
             said = f"{words}: {rate}, first token after {human_time(first)}"
             waiting.append(Point(first, speed, row["solver"], said, link))
     return [
-        chart("Memory and speed", memory, Axis("device peak", human_bytes), _SPEED),
+        chart("Memory and speed", memory, Axis("device peak", human_bytes, 1024), _SPEED),
         chart("First token and speed", waiting, Axis("first token after", human_time), _SPEED),
         chart(
             "Budgets and speed, of all plans for this profile and work",
             _budgets(service, inputs),
-            Axis("device budget", human_bytes),
+            Axis("device budget", human_bytes, 1024),
             _SPEED,
         ),
     ]

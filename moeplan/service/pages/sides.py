@@ -22,6 +22,11 @@ class Figure:
     second: str
     ratio: str
 
+    @property
+    def same(self) -> bool:
+        """Whether nothing that is shown differs."""
+        return self.first == self.second and self.ratio in ("–", "1.00")
+
 
 def figures(first: Plan, second: Plan) -> list[Figure]:
     """All rows."""
