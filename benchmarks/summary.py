@@ -12,7 +12,7 @@ from typing import Any
 from executor.allocator import usable_cores
 from profiler.machine import memory_total_bytes, processor_name
 
-__all__ = ["Cell", "markdown", "summary"]
+__all__ = ["Cell", "machine_facts", "markdown", "summary"]
 
 _LEAST_SHARE = 0.02
 """A kind that takes less of a run than this says nothing about a cell."""
@@ -108,11 +108,11 @@ def summary(cells: list[Cell]) -> dict[str, Any]:
             name: {"cells": len(found), "median_error": statistics.median(found)}
             for name, found in sorted(kinds.items())
         },
-        "machine": _machine(),
+        "machine": machine_facts(),
     }
 
 
-def _machine() -> dict[str, Any]:
+def machine_facts() -> dict[str, Any]:
     return {
         "processor": processor_name(),
         "cores": usable_cores(),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from solvers.errors import OptionError
 
-__all__ = ["throttled"]
+__all__ = ["disk_of", "throttled"]
 
 _ROOT = Path("/sys/fs/cgroup")
 
@@ -34,7 +34,7 @@ def throttled(bytes_per_second: int | None, folder: Path) -> Iterator[None]:
     root = _ROOT / "blkio" if first else _ROOT
     group = root / f"prediction-{os.getpid()}"
     home = root / _own_group("blkio" if first else "")
-    device = _disk_of(folder)
+    device = disk_of(folder)
     try:
         group.mkdir()
         if first:
@@ -66,7 +66,7 @@ def _own_group(controller: str) -> str:
     return ""
 
 
-def _disk_of(folder: Path) -> str:
+def disk_of(folder: Path) -> str:
     """Numbers of the whole disk, as throttling wants them."""
     number = folder.stat().st_dev
     name = f"{os.major(number)}:{os.minor(number)}"
