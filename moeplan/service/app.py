@@ -18,7 +18,7 @@ from moeplan.service.guard import Guard, GuardSettings, problem_answer, wants_pa
 from moeplan.service.metrics import Metrics
 from moeplan.service.pages import ROUTERS, problem_page
 from moeplan.service.problems import Refusal, problem, problem_of
-from moeplan.service.routes import documents, jobs, plans, system
+from moeplan.service.routes import documents, exports, jobs, plans, system
 from moeplan.service.routes.common import Service
 from moeplan.service.store import Store
 from moeplan.service.supervisor import Supervisor
@@ -97,7 +97,8 @@ def create_app(
         settings.most_streams,
         settings.guard.token_required,
     )
-    for router in (documents.router, plans.router, jobs.router, system.router, *ROUTERS):
+    own = (documents, plans, exports, jobs, system)
+    for router in (*(module.router for module in own), *ROUTERS):
         app.include_router(router)
     app.add_exception_handler(RequestValidationError, _not_valid)
     app.add_exception_handler(StarletteHTTPException, _http)
