@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,18 +26,6 @@ def _importable() -> Iterator[None]:
     sys.path.insert(0, str(ROOT))
     yield
     sys.path[:] = before
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        f"bench_{Path(name).stem}", ROOT / "benchmarks" / name
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def writing(out: Path, rest: str = "") -> list[str]:
@@ -116,7 +102,7 @@ def test_rows_are_paired_as_llama_cpp_rotates_them() -> None:
     import torch
 
     pytest.importorskip("gguf")
-    module = load("peers/gguf_file.py")
+    module = importlib.import_module("benchmarks.peers.gguf_file")
     # two heads of four rows: row i of a head goes with row i + 2, and they become neighbours
     rows = torch.arange(8)[:, None].repeat(1, 3)
     assert module.interleaved(rows, 2)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
@@ -143,7 +129,7 @@ def test_the_page_sets_moeplan_against_the_others() -> None:
 
 
 def test_cells_are_chosen_by_a_regular_expression(capsys: pytest.CaptureFixture[str]) -> None:
-    bench = load("executor.py")
+    bench = importlib.import_module("benchmarks.executor")
     assert bench.main(["--work", "nowhere", "--list", "--cells", "^olmoe/25/free/8/l"]) == 0
     assert capsys.readouterr().out.split() == [
         "olmoe/25/free/8/lru",
@@ -154,7 +140,7 @@ def test_cells_are_chosen_by_a_regular_expression(capsys: pytest.CaptureFixture[
 
 
 def test_a_cell_that_is_known_is_not_run_again(tmp_path: Path) -> None:
-    bench = load("executor.py")
+    bench = importlib.import_module("benchmarks.executor")
     out = tmp_path / "executor.json"
     cell = {"name": "mixtral/50/800/8/lru", "new_tokens": 16}
     out.write_text(json.dumps({"cells": [cell], "trials": {"one": {}}}))
