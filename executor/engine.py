@@ -374,6 +374,8 @@ class Engine(Closing):
             totals=totals,
             timeline=run.recorder.timeline(),
             reference_ns=tuple(self._reference.samples),
+            inputs=self.plan.inputs,
+            chunk_bytes=self.plan.policy.chunk_bytes,
         )
 
     def routing(self) -> TraceArrays:

@@ -206,7 +206,8 @@ def record_routing(
         # step by step, as decode passes embed them
         tokens += [token for step in zip(*run.results, strict=True) for token in step]
         events = events or tuple(run.recorder.timeline().events())
-    observed = Observed(events, new_tokens, longest, policy.head_tiles)
+    alike = len({len(tokens) for tokens in prompts[: workload.requests]}) == 1
+    observed = Observed(events, new_tokens, longest, policy.head_tiles, uniform=alike)
     return Recording(_joined(parts, workload.requests), tuple(tokens), observed)
 
 

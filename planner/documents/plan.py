@@ -17,6 +17,7 @@ from planner.documents.base import (
     Tokens,
     Units,
 )
+from planner.documents.inputs import Inputs
 from planner.documents.timeline import EventKind, Timeline
 
 __all__ = [
@@ -182,20 +183,6 @@ class Predicted:
     totals: PredictedTotals
     timeline: Timeline
     slowdown: Slowdown = Slowdown()
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """Hashes of what a plan was made from."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
-    model: Hash
-    hardware: Hash
-    costs: Hash
-    routing: Hash
-    checkpoint_fingerprint: Hash
-    store_fingerprint: Hash | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
-from planner.documents.base import STRICT, Bytes, Count, Document, Hash, Nanoseconds
+from planner.documents.base import STRICT, Bytes, Count, Document, Hash, Nanoseconds, Positive
+from planner.documents.inputs import Inputs
 
 __all__ = ["Event", "EventKind", "Timeline", "Trace", "TraceTotals"]
 
@@ -120,7 +121,8 @@ class Trace(Document):
     """What a run did. ``timeline`` holds the first passes (``kept_passes``) event by event.
 
     ``reference_ns`` are durations of a fixed operation just before and after the run, the same that
-    a profile repeats; empty in traces of an older moeplan.
+    a profile repeats; empty in traces of an older moeplan. ``inputs`` are those of its plan, and
+    copies were made in pieces of ``chunk_bytes``; None in such traces.
     """
 
     kind: ClassVar[str] = "trace"
@@ -133,3 +135,5 @@ class Trace(Document):
     totals: TraceTotals
     timeline: Timeline
     reference_ns: tuple[Nanoseconds, ...] = ()
+    inputs: Inputs | None = None
+    chunk_bytes: Positive | None = None
