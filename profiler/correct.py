@@ -1,0 +1,107 @@
+"""Moving curves, surfaces and links by the ratio of what was measured to what they say."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
+
+from planner.documents import Channel, Curve, Figure, Surface
+from profiler.curves import isotonic
+
+__all__ = ["corrected", "scaled_channel", "scaled_surface", "weight"]
+
+_HALF_WAY = 3
+"""So many events move a point half of the way: fewer may be one pause of the machine."""
+
+
+def weight(events: int) -> float:
+    """How far so many events move a point: 0 not at all, 1 all the way."""
+    return events / (events + _HALF_WAY)
+
+
+def corrected(
+    curve: Curve, samples: Sequence[tuple[int, float, float]], *, longer: bool = False
+) -> Curve:
+    """A curve that is nearer to what a run measured.
+
+    Parameters
+    ----------
+    curve
+        As it was.
+    samples
+        (rows, what it took alone, what the curve said), in ns; at least one.
+    longer
+        Whether a size beyond the curve's last becomes a point of its own.
+    """
+    largest = max(rows for rows, _, _ in samples)
+    if longer and largest > curve.rows[-1]:
+        curve = replace(
+            curve,
+            rows=(*curve.rows, largest),
+            duration_ns=(*curve.duration_ns, max(curve(largest), curve.duration_ns[-1])),
+            spread_ns=(*curve.spread_ns, curve.spread_ns[-1]),
+            samples=(*curve.samples, 0),
+        )
+    took, said = [0.0] * len(curve.rows), [0.0] * len(curve.rows)
+    count = [0] * len(curve.rows)
+    for rows, alone, before in samples:
+        at = _nearest(curve.rows, rows)
+        took[at] += alone
+        said[at] += before
+        count[at] += 1
+    known = [index for index, number in enumerate(count) if number]
+    logs = [weight(count[index]) * math.log(took[index] / said[index]) for index in known]
+    places = [math.log(curve.rows[index]) for index in known]
+    ratios = [math.exp(_between(places, logs, math.log(rows))) for rows in curve.rows]
+    moved = [duration * ratio for duration, ratio in zip(curve.duration_ns, ratios, strict=True)]
+    smooth = isotonic(moved, [1 / max(value, 1.0) ** 2 for value in moved])
+    return replace(
+        curve,
+        duration_ns=tuple(round(value) for value in smooth),
+        spread_ns=tuple(round(s * r) for s, r in zip(curve.spread_ns, ratios, strict=True)),
+        samples=tuple(own + new for own, new in zip(curve.samples, count, strict=True)),
+    )
+
+
+def _nearest(rows: Sequence[int], wanted: int) -> int:
+    """The size nearest to ``wanted``, as a ratio."""
+    right = bisect_left(rows, wanted)
+    if right in (0, len(rows)):
+        return min(right, len(rows) - 1)
+    return right if rows[right] * rows[right - 1] < wanted * wanted else right - 1
+
+
+def _between(places: Sequence[float], values: Sequence[float], at: float) -> float:
+    """Linear between ascending places, constant beyond them."""
+    right = bisect_left(places, at)
+    if right in (0, len(places)):
+        return values[min(right, len(places) - 1)]
+    share = (at - places[right - 1]) / (places[right] - places[right - 1])
+    return values[right - 1] + share * (values[right] - values[right - 1])
+
+
+def scaled_surface(surface: Surface, ratio: float) -> Surface:
+    """All durations of a surface longer by ``ratio``."""
+    curves = tuple(
+        replace(
+            curve,
+            duration_ns=tuple(round(value * ratio) for value in curve.duration_ns),
+            spread_ns=tuple(round(value * ratio) for value in curve.spread_ns),
+        )
+        for curve in surface.curves
+    )
+    return replace(surface, curves=curves)
+
+
+def scaled_channel(channel: Channel, ratio: float, more: int) -> Channel:
+    """A link whose copies take longer by ``ratio``: latency and time a byte alike."""
+    bandwidth = _scaled(channel.bandwidth_bytes_per_second, 1 / ratio, more)
+    latency = _scaled(channel.latency_ns, ratio, more)
+    return replace(channel, bandwidth_bytes_per_second=bandwidth, latency_ns=latency)
+
+
+def _scaled(one: Figure, ratio: float, more: int) -> Figure:
+    spread = None if one.spread is None else one.spread * ratio
+    return replace(one, value=one.value * ratio, spread=spread, samples=one.samples + more)

@@ -1,0 +1,339 @@
+"""Costs corrected by a run: what its trace measured against what they say of its operations.
+
+A curve's point moves by the ratio of what operations near its size took, each freed of the copies
+that ran beside it as the planner charges them, to what the curve says. One event moves it a quarter
+of the way (in logarithms), three half, many nearly all (``profiler.correct``). Copies correct the
+link alike.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from planner.comparable import disk_pace, pace_words
+from planner.documents import (
+    Channel,
+    CostProfile,
+    Event,
+    Hardware,
+    Surface,
+    Trace,
+    document_hash,
+)
+from planner.profiles import Profile
+from profiler.contention import beside
+from profiler.correct import corrected, scaled_channel, scaled_surface, weight
+from profiler.curves import figure
+from profiler.observed import Observed, alone_ns
+from solvers.errors import OptionError, StaleError
+
+__all__ = ["Refined", "Step", "check_source", "observed", "refine"]
+
+_TILED = ("expert", "dense_mlp", "shared_expert")
+"""Kinds of which no more than a tile's rows are computed at once."""
+COPY = "copy"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One kind's correction, and its effect on the run that it comes from.
+
+    Attributes
+    ----------
+    kind
+        An operation kind, or ``copy``.
+    events
+        How many it comes from.
+    measured_ns, before_ns, after_ns
+        All of them together, as they were and as the costs say before and after.
+    held_out_ratio
+        Measured / predicted of every other event by a correction that comes from the rest; None
+        where there are too few. ``after_ns`` has seen what it is held against, this has not.
+    """
+
+    kind: str
+    events: int
+    measured_ns: int
+    before_ns: int
+    after_ns: int
+    held_out_ratio: float | None
+
+    @property
+    def before_ratio(self) -> float:
+        """Measured / predicted by the costs as they were."""
+        return self.measured_ns / max(self.before_ns, 1)
+
+    @property
+    def after_ratio(self) -> float:
+        """Measured / predicted by the corrected costs."""
+        return self.measured_ns / max(self.after_ns, 1)
+
+
+@dataclass(frozen=True)
+class Refined:
+    """Corrected documents, and what each step did; ``drift`` is as ``Verification``'s."""
+
+    hardware: Hardware
+    costs: CostProfile
+    steps: tuple[Step, ...]
+    drift: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """One event, and by how much copies beside it (or computation beside a copy) lengthen it."""
+
+    event: Event
+    phase: str
+    factor: float
+
+    @property
+    def alone_ns(self) -> float:
+        """What it took, freed of what ran beside it."""
+        return (self.event.end_ns - self.event.start_ns) / self.factor
+
+
+def check_source(profile: Profile, trace: Trace) -> None:
+    """Make sure that a trace is of a run of a plan of this very profile.
+
+    Raises
+    ------
+    StaleError
+        Naming the document that differs.
+    OptionError
+        If the trace does not say, or holds nothing to learn from.
+    """
+    if trace.inputs is None or trace.chunk_bytes is None:
+        raise OptionError(
+            "the trace does not say what its plan was made from: an older moeplan made it; run the "
+            "plan again"
+        )
+    index = profile.index
+    for name, theirs, ours in (
+        ("model", trace.inputs.model, index.model_hash),
+        ("hardware", trace.inputs.hardware, index.hardware_hash),
+        ("costs", trace.inputs.costs, index.costs_hash),
+    ):
+        if theirs != ours:
+            raise StaleError(
+                name,
+                f"{profile.folder}: the trace is of a run of a plan with another {name} document: "
+                "give the profile that the plan was made from",
+            )
+    planned, ran = disk_pace(profile.hardware), trace.paced_bytes_per_second
+    if planned != ran:
+        raise StaleError(
+            "hardware",
+            f"{profile.folder}: was measured with the disk {pace_words(planned)}, the run's was "
+            f"{pace_words(ran)}: run the plan as it was profiled",
+        )
+
+
+def observed(trace: Trace) -> Observed:
+    """The kept passes of a run that are prefill or decode alone: the first, and those of one token
+    a sequence. Passes in which some sequences begin while others go on are left out.
+
+    Raises
+    ------
+    OptionError
+        If not even the first pass was kept.
+    """
+    events = tuple(trace.timeline.events())
+    tokens = {event.pass_index: event.rows for event in events if event.kind == "embed"}
+    alive = {event.pass_index: event.rows for event in events if event.kind == "sample"}
+    if not tokens.get(0) or not alive.get(0):
+        raise OptionError("the trace holds no whole pass, so nothing can be learned from it")
+    kept = {0, *(index for index in alive if tokens.get(index) == alive[index])}
+    tiles = max((event.item + 1 for event in events if event.kind == "head"), default=1)
+    return Observed(
+        tuple(event for event in events if event.pass_index in kept),
+        max(kept) + 1,
+        -(-tokens[0] // alive[0]),
+        tiles,
+        uniform=True,
+    )
+
+
+def refine(profile: Profile, trace: Trace) -> Refined:
+    """Correct a profile's costs, and its link, by a run.
+
+    Parameters
+    ----------
+    profile
+        Which the run's plan was made from.
+    trace
+        Of that run; its kept passes count.
+
+    Raises
+    ------
+    StaleError, OptionError
+        As ``check_source`` and ``observed``.
+    """
+    check_source(profile, trace)
+    run, costs, chunk = observed(trace), profile.costs, trace.chunk_bytes or 1
+    seen = _computed(costs, run)
+    copies = _copied(costs, run)
+    channel = _channel(profile.hardware, copies)
+    corrected_costs = _refit(costs, run, seen)
+    link = _relink(channel, copies, chunk)
+    half_costs = _refit(costs, run, _every_other(seen, 0))
+    half_link = _relink(channel, _every_other(copies, 0), chunk)
+    steps = []
+    for kind in dict.fromkeys(one.event.kind for one in seen):
+        own = [one for one in seen if one.event.kind == kind]
+        steps.append(
+            Step(
+                kind,
+                len(own),
+                _took(own),
+                _says(costs, run, own),
+                _says(corrected_costs, run, own),
+                _ratio(rest := _every_other(own, 1), _says(half_costs, run, rest)),
+            )
+        )
+    if channel is not None and link is not None and half_link is not None:
+        rest = _every_other(copies, 1)
+        steps.append(
+            Step(
+                COPY,
+                len(copies),
+                _took(copies),
+                _copies_take(channel, copies, chunk),
+                _copies_take(link, copies, chunk),
+                _ratio(rest, _copies_take(half_link, rest, chunk)),
+            )
+        )
+    hardware = profile.hardware
+    if channel is not None and link is not None:
+        channels = tuple(link if one is channel else one for one in hardware.channels)
+        hardware = replace(hardware, channels=channels)
+    drift, reference = None, costs.reference_ns
+    if trace.reference_ns and reference.value:
+        drift = statistics.median(trace.reference_ns) / reference.value
+        # from now on drift counts from this run; how much it drifts within one, the profile saw
+        spread = None if reference.spread is None else reference.spread * drift
+        reference = replace(figure(trace.reference_ns, reference.source), spread=spread)
+    corrected_costs = replace(
+        corrected_costs, hardware_hash=document_hash(hardware), reference_ns=reference
+    )
+    return Refined(hardware, corrected_costs, tuple(steps), drift)
+
+
+# --- what the run says ---------------------------------------------------------------------------
+
+
+def _computed(costs: CostProfile, run: Observed) -> list[_Seen]:
+    """Operations that the costs say something of, in order of kind."""
+    copies = [event for event in run.events if event.channel != "compute"]
+    found = []
+    for event in run.events:
+        if event.channel != "compute" or not alone_ns(costs, run, event):
+            continue
+        phase = run.phase(event)
+        share = beside([event], copies)[event.kind]
+        factor = 1 + share * (costs.slowdown(event.kind, phase) - 1)
+        found.append(_Seen(event, phase, factor))
+    return sorted(found, key=lambda one: one.event.kind)
+
+
+def _copied(costs: CostProfile, run: Observed) -> list[_Seen]:
+    """Copies, with how much computation beside them lengthens them."""
+    working = [
+        event
+        for event in run.events
+        if event.channel == "compute" and not event.kind.startswith("wait_")
+    ]
+    return [
+        _Seen(
+            event,
+            run.phase(event),
+            1 + beside([event], working)[event.kind] * (costs.copy_slowdown.value - 1),
+        )
+        for event in run.events
+        if event.channel != "compute" and event.end_ns > event.start_ns
+    ]
+
+
+def _every_other(seen: Sequence[_Seen], first: int) -> list[_Seen]:
+    """Every other event of each kind."""
+    by_kind: defaultdict[str, list[_Seen]] = defaultdict(list)
+    for one in seen:
+        by_kind[one.event.kind].append(one)
+    return [one for own in by_kind.values() for one in own[first::2]]
+
+
+def _took(seen: Iterable[_Seen]) -> int:
+    return sum(one.event.end_ns - one.event.start_ns for one in seen)
+
+
+def _says(costs: CostProfile, run: Observed, seen: Iterable[_Seen]) -> int:
+    return round(sum((alone_ns(costs, run, one.event) or 0) * one.factor for one in seen))
+
+
+def _ratio(seen: Sequence[_Seen], says_ns: int) -> float | None:
+    return _took(seen) / says_ns if seen and says_ns else None
+
+
+# --- computation ---------------------------------------------------------------------------------
+
+
+def _refit(costs: CostProfile, run: Observed, seen: Sequence[_Seen]) -> CostProfile:
+    curves = dict(costs.curves)
+    for kind, curve in costs.curves.items():
+        samples = [
+            (one.event.rows, one.alone_ns, float(alone_ns(costs, run, one.event) or 0))
+            for one in seen
+            if one.event.kind == kind
+        ]
+        if samples:
+            curves[kind] = corrected(curve, samples, longer=kind not in _TILED)
+    return replace(
+        costs,
+        curves=curves,
+        attention_decode=_rescaled(costs, run, seen, "decode"),
+        attention_prefill=_rescaled(costs, run, seen, "prefill"),
+    )
+
+
+def _rescaled(costs: CostProfile, run: Observed, seen: Sequence[_Seen], phase: str) -> Surface:
+    """Attention in one phase: all of it by one ratio, since a run has but one batch size."""
+    surface = costs.attention_decode if phase == "decode" else costs.attention_prefill
+    own = [one for one in seen if one.event.kind == "attention" and one.phase == phase]
+    if not own:
+        return surface
+    said = sum(alone_ns(costs, run, one.event) or 0 for one in own)
+    ratio = (sum(one.alone_ns for one in own) / said) ** weight(len(own))
+    return scaled_surface(surface, ratio)
+
+
+# --- copies --------------------------------------------------------------------------------------
+
+
+def _channel(hardware: Hardware, copies: Sequence[_Seen]) -> Channel | None:
+    """The link that copies went over, unless it was paced: then it tells of its pace only."""
+    for channel in hardware.channels:
+        if channel.name != "d2h":
+            return channel if copies and channel.paced_bytes_per_second is None else None
+    return None
+
+
+def _copies_take(channel: Channel, copies: Sequence[_Seen], chunk_bytes: int) -> int:
+    return round(sum(_alone(channel, one.event, chunk_bytes) * one.factor for one in copies))
+
+
+def _alone(channel: Channel, event: Event, chunk_bytes: int) -> float:
+    chunks = -(-event.size_bytes // chunk_bytes)
+    bandwidth = channel.bandwidth_bytes_per_second.value
+    return chunks * channel.latency_ns.value + event.size_bytes * 1e9 / bandwidth
+
+
+def _relink(channel: Channel | None, copies: Sequence[_Seen], chunk_bytes: int) -> Channel | None:
+    """The link faster or slower as a whole: latency and time a byte by one ratio."""
+    if channel is None or not copies:
+        return channel
+    said = sum(_alone(channel, one.event, chunk_bytes) for one in copies)
+    ratio = (sum(one.alone_ns for one in copies) / said) ** weight(len(copies))
+    return scaled_channel(channel, ratio, len(copies))
