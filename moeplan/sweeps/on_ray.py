@@ -6,6 +6,8 @@ import contextlib
 import importlib
 import json
 import os
+import secrets
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ _PER_CORE = 2
 """Tasks in flight: one that runs and one that waits."""
 _STORE_BYTES = 256 << 20
 """Of Ray's objects, where it is started here: a few profiles, of megabytes each."""
+_REACHED_SECONDS = 10.0
 _CODE = ("solvers", "planner", "moeplan")
 """What workers are given; they import nothing else of this program."""
 
@@ -36,6 +39,8 @@ def ray_module() -> ModuleType:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # what a later Ray will do about GPUs; nothing here asks for one
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # what goes wrong is told by exceptions
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
     try:
         return importlib.import_module("ray")
     except ModuleNotFoundError as error:
@@ -92,6 +97,9 @@ def _connect(
     """Start or reach Ray; it is left, or ended, with ``stack``."""
     options: dict[str, Any] = {"address": address}
     if address is None:
+        if "RAY_AUTH_MODE" not in os.environ:
+            # by itself Ray would write a token into the user's home
+            os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         # its files would stay in the system's folder for such otherwise
         folder = stack.enter_context(
             tempfile.TemporaryDirectory(prefix="moeplan-ray-", ignore_cleanup_errors=True)
@@ -100,18 +108,38 @@ def _connect(
             "address": "local",
             "num_cpus": workers,
             "num_gpus": 0,
+            "_node_ip_address": "127.0.0.1",
             "include_dashboard": False,
             "object_store_memory": _STORE_BYTES,
             "_temp_dir": folder,
         }
+    else:
+        _check_reachable(address)
     code = [str(Path(str(importlib.import_module(name).__file__)).parent) for name in _CODE]
     environment = {"py_modules": code, "excludes": ["__pycache__"], "env_vars": ONE_THREAD}
     stack.callback(ray.shutdown)
     try:
         ray.init(**options, log_to_driver=False, logging_level="ERROR", runtime_env=environment)
-    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+    except ValueError as error:
+        if address is None:
+            raise
+        raise OptionError(f"--ray-address {address}: {error}; write HOST:PORT, or auto") from error
+    except (OSError, RuntimeError, ImportError, ray.exceptions.RayError) as error:
         what = "Ray could not be started" if address is None else f"--ray-address {address}"
         raise RunError(f"{what}: {error}") from error
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself tries for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal() or int(port) > 65535:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REACHED_SECONDS).close()
+    except OSError as error:
+        raise RunError(
+            f"--ray-address {address} cannot be reached: {error.strerror or error}"
+        ) from error
 
 
 def _sent(ray: ModuleType, sent: dict[str, Any], packed: Packed) -> Any:
