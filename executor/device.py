@@ -84,6 +84,8 @@ class Device:
         backend: Backend | None = None,
     ) -> None:
         model = source.model
+        if verify:
+            source.prepare_checks()
         self.dtype = DTYPES[model.dtype]
         self.source, self.policy, self._verify = source, policy, verify
         self.ledger = Ledger(budget_bytes)
@@ -159,8 +161,7 @@ class Device:
             self._resident[unit] = offset
             region = Region(offset, size)
             self.memory.fetch(self.reader, self._pieces(unit), region, 0, size, None)
-            if self._verify:
-                self.source.check(unit, self.memory.view(region))
+            self._check(unit, region)
             done += size
             if progress is not None:
                 progress(done, total)
@@ -168,6 +169,8 @@ class Device:
         offset = self._arena.take("head", "final norm", size)
         outside = self.source.outside()
         self.memory.fetch(self.reader, outside, Region(offset, size), 0, size, None)
+        if self._verify:
+            self.source.check_outside(self.memory.view(Region(offset, size)))
         self.adapter.bind_outside(self._tensors(self.source.outside_places, offset))
         for unit in resident:
             if unit.kind == "dense":
@@ -197,8 +200,19 @@ class Device:
         lane = Lane(unit.kind == "dense", chunk.slot)
         start, size = chunk.offset_bytes, chunk.size_bytes
         self.memory.fetch(self.reader, self._pieces(unit), region, start, size, lane)
-        if chunk.last and self._verify:
-            self.source.check(unit, self.memory.view(region))
+        if chunk.last:
+            self._check(unit, region)
+
+    def _check(self, unit: Unit, region: Region) -> None:
+        """Hold a whole unit against its checksum, where that was asked for."""
+        if not self._verify:
+            return
+        memory = self.memory.view(region)
+        if unit.kind == "head":
+            first, _ = head_tile_span(self.source.model, self.policy, unit.item)
+            self.source.check_rows(self.source.head_name, first, memory[: region.size_bytes])
+        else:
+            self.source.check(unit, memory)
 
     # --- weights ------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import torch
 
 from executor.arena import Arena
 from executor.direct import STALL_SECONDS, Pacer, ReadBuffer, UnitReader
+from executor.layout import EMBEDDING
 from executor.source import WeightSource
 from planner.memory import (
     ALIGNMENT_BYTES,
@@ -109,7 +110,9 @@ class Embedding:
         if self.rows < len(self._place):
             return
         pieces = self._source.embedding_rows(0, self.rows)
-        self._lanes[0].reader.read(pieces, self._memory, 0, self.rows * self._row_bytes)
+        size = self.rows * self._row_bytes
+        self._lanes[0].reader.read(pieces, self._memory, 0, size)
+        self._source.check_rows(EMBEDDING, 0, self._memory[:size])
         self._place[:] = np.arange(self.rows)
         self._token[:] = self._place
 
@@ -212,7 +215,9 @@ class Embedding:
     def _read(self, lane: _Lane, spans: list[_Span]) -> None:
         for span in spans:
             (piece,) = self._source.embedding_rows(span.start, span.stop)
-            rows = np.frombuffer(lane.reader.blocks(piece, lane.memory), np.uint8)
+            memory = lane.reader.blocks(piece, lane.memory)
+            self._source.check_rows(EMBEDDING, span.start, memory)
+            rows = np.frombuffer(memory, np.uint8)
             self._bytes[span.places] = rows.reshape(-1, self._row_bytes)[span.rows]
 
     @property

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from executor.closing import Closing
 from executor.direct import DirectFile, Pacer, Piece, ReadBuffer, ReadInto, UnitReader, preadv
@@ -18,10 +22,10 @@ from executor.layout import (
 )
 from executor.store import StoreIndex, checksum, load_index
 from executor.units import Unit
-from executor.verified import ensure_verified
+from executor.verified import ensure_verified, row_checksums
 from planner.checkpoint import Checkpoint, read_checkpoint
 from planner.documents import ModelSpec
-from solvers.errors import CheckpointError
+from solvers.errors import CheckpointError, OptionError
 
 __all__ = ["WeightSource", "open_weights"]
 
@@ -49,6 +53,7 @@ class WeightSource(Closing):
         self.store_fingerprint = None if index is None else index.fingerprint
         self._layouts = layouts
         self._checksums = {} if index is None else {u.name: u.checksum for u in index.units}
+        self._row_sums: dict[str, npt.NDArray[np.uint32]] = {}
         self._files: list[DirectFile] = []
         self._pieces: dict[str, tuple[Piece, ...]] = {}
         if index is not None and store is not None:
@@ -131,10 +136,33 @@ class WeightSource(Closing):
         """Bytes of a dense part or an expert in its slot."""
         return self._layouts[_name(unit)].size_bytes
 
-    def check(self, unit: Unit, memory: memoryview) -> None:
-        """Hold a unit that was read against the store's checksum.
+    # --- checksums ----------------------------------------------------------------------------
 
-        A head tile is part of a larger unit and has no checksum of its own; nor has a checkpoint.
+    def prepare_checks(self) -> None:
+        """Read the embedding and the head once, so that ``check_rows`` can tell of single rows.
+
+        Raises
+        ------
+        CheckpointError
+            If one of them does not match its checksum.
+        OptionError
+            If there is no store: a checkpoint has no checksums.
+        """
+        if self.store_fingerprint is None:
+            raise OptionError(
+                "a checkpoint has no checksums to verify; pack it ('moeplan pack') and plan with "
+                "the store"
+            )
+        for name in {EMBEDDING, self.head_name}:
+            (piece,) = self._pieces[name]
+            rows = self.checkpoint.model.vocab_size
+            found, self._row_sums[name] = row_checksums(
+                self._files[0], piece.offset_bytes, piece.size_bytes, rows
+            )
+            self._compare(name, found)
+
+    def check(self, unit: Unit, memory: memoryview) -> None:
+        """Hold a dense part or an expert that was read against the store's checksum.
 
         Raises
         ------
@@ -142,14 +170,35 @@ class WeightSource(Closing):
             If it differs.
         """
         name = _name(unit)
-        expected = self._checksums.get(name)
-        if unit.kind == "head" or expected is None:
+        self._compare(name, checksum(memory[: self._layouts[name].size_bytes]))
+
+    def check_outside(self, memory: memoryview) -> None:
+        """As ``check``, for the final norm and biases."""
+        size = self._layouts[FINAL_NORM].size_bytes
+        self._compare(FINAL_NORM, checksum(memory[:size]))
+
+    def check_rows(self, name: str, first: int, memory: memoryview) -> None:
+        """As ``check``, for whole rows of the embedding or the head, the first of them ``first``.
+
+        Nothing is checked before ``prepare_checks``.
+        """
+        sums = self._row_sums.get(name)
+        if sums is None:
             return
-        if checksum(memory[: self._layouts[name].size_bytes]) != expected:
-            raise CheckpointError(
-                f"{self._files[0].path}: {name} does not match its checksum; "
-                "pack the checkpoint again into a new folder"
-            )
+        row = self._pieces[name][0].size_bytes // len(sums)
+        for number in range(len(memory) // row):
+            if zlib.crc32(memory[number * row : (number + 1) * row]) != sums[first + number]:
+                raise self._damaged(f"row {first + number} of {name}")
+
+    def _compare(self, name: str, found: str) -> None:
+        if found != self._checksums.get(name, found):
+            raise self._damaged(name)
+
+    def _damaged(self, what: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self._files[0].path}: {what} does not match its checksum; "
+            "pack the checkpoint again into a new folder"
+        )
 
     def close(self) -> None:
         """Close all files."""

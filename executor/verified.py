@@ -10,10 +10,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import mmap
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
 
 from executor.direct import DirectFile
 from executor.store import StoreIndex
@@ -22,7 +26,15 @@ from planner.documents.base import Bytes, Hash, Nanoseconds
 from planner.memory import aligned
 from solvers.errors import CheckpointError, DocumentError
 
-__all__ = ["VERIFIED_FILE", "Verified", "digest", "ensure_verified", "remember", "verify_units"]
+__all__ = [
+    "VERIFIED_FILE",
+    "Verified",
+    "digest",
+    "ensure_verified",
+    "remember",
+    "row_checksums",
+    "verify_units",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -105,12 +117,41 @@ def verify_units(
 def digest(file: DirectFile, offset: int, size_bytes: int) -> str:
     """Checksum of bytes on the disk, read past the page cache."""
     found = hashlib.blake2b(digest_size=16)
+    for part in _slices(file, offset, size_bytes):
+        found.update(part)
+    return found.hexdigest()
+
+
+def row_checksums(
+    file: DirectFile, offset: int, size_bytes: int, rows: int
+) -> tuple[str, npt.NDArray[np.uint32]]:
+    """Checksum of a matrix on the disk, and CRC-32 of each of its rows, from one reading.
+
+    A store has a checksum for the whole of it only, and a run reads some rows at a time.
+    """
+    found = hashlib.blake2b(digest_size=16)
+    row_bytes = size_bytes // rows
+    sums = np.zeros(rows, np.uint32)
+    row = done = value = 0
+    for part in _slices(file, offset, size_bytes):
+        found.update(part)
+        at = 0
+        while at < len(part):
+            some = part[at : at + row_bytes - done]
+            value = zlib.crc32(some, value)
+            at, done = at + len(some), done + len(some)
+            if done == row_bytes:
+                sums[row] = value
+                row, done, value = row + 1, 0, 0
+    return found.hexdigest(), sums
+
+
+def _slices(file: DirectFile, offset: int, size_bytes: int) -> Iterator[memoryview]:
     # never closed by hand: Control-C leaves slices of it in frames, and closing would then fail
     memory = memoryview(mmap.mmap(-1, _SLICE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
     done = 0
     while done < size_bytes:
         part = min(size_bytes - done, _SLICE_BYTES)
         file.read(memory[: aligned(part)], offset + done, part)
-        found.update(memory[:part])
+        yield memory[:part]
         done += part
-    return found.hexdigest()
