@@ -91,7 +91,7 @@ def export(sources: Sources) -> Export:
         ("--ubatch-size", str(ubatch)),
     ]
     if plan.device == "cuda":
-        whole = keep_whole(plan, model, embedding=False)
+        whole = keep_whole(plan, model, embedding=False, positions=at_once * each)
         options += [("--n-gpu-layers", "999"), *_placement(whole, model.tied)]
         lost += _lost(plan, model, whole, streams_from(hardware))
     else:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from planner.documents import ModelSpec, Plan
-from planner.exports.base import gib, number_list
+from planner.exports.base import gib, number_list, shape
 
 __all__ = ["Whole", "keep_whole"]
 
@@ -77,7 +78,9 @@ class Whole:
         return lines
 
 
-def keep_whole(plan: Plan, model: ModelSpec, *, embedding: bool) -> Whole:
+def keep_whole(
+    plan: Plan, model: ModelSpec, *, embedding: bool, positions: int | None = None
+) -> Whole:
     """Fill the plan's budget with whole parts.
 
     What the plan accounts for keys and values, hidden states, workspace and logits is set aside,
@@ -89,10 +92,15 @@ def keep_whole(plan: Plan, model: ModelSpec, *, embedding: bool) -> Whole:
     ----------
     embedding
         Whether the engine has the embedding on the device at all.
+    positions
+        For how many tokens the engine has keys and values, where not for as many as the plan.
     """
     account = plan.memory["device"]
-    room = account.capacity_bytes - sum(account.by_purpose.get(name, 0) for name in _RUNNING)
-    room = max(room - model.final_norm_bytes, 0)
+    running = sum(account.by_purpose.get(name, 0) for name in _RUNNING)
+    if positions is not None:
+        planned, kv = math.prod(shape(plan)[:2]), account.by_purpose.get("kv", 0)
+        running += -(-kv * positions // planned) - kv
+    room = max(account.capacity_bytes - running - model.final_norm_bytes, 0)
     layers, policies = model.layers, plan.policy.layers
     parts: list[tuple[str, int, int]] = [
         ("dense", layer.index, layer.dense_bytes)

@@ -19,7 +19,7 @@ from gguf.constants import (
     TENSOR_NAMES,
 )
 
-from planner.exports import Sources, export
+from planner.exports import Sources, export, keep_whole
 from planner.exports.llama_cpp import EXPERT_TENSORS, LAYOUTS, blocks_pattern, experts_pattern
 from solvers.errors import UnsupportedError
 
@@ -102,9 +102,11 @@ def values(arguments: list[str], option: str) -> list[str]:
     return [value for name, value in pairwise(arguments) if name == option]
 
 
-# of four layers, bytes: experts of a layer, everything but experts and embedding
+# of four layers, bytes: keys and values (1000 are planned for 6 sequences of 20 tokens, of which
+# llama.cpp makes 256 each), experts of a layer, everything but experts and embedding
+KV = 12_800
 LAYER = 8 * 3 * 64 * 128 * 4
-REST = 4 * (4 * 64 * 64 * 4 + 64 * 8 * 4 + 2 * 64 * 4) + 512 * 64 * 4 + 64 * 4 + 1000
+REST = 4 * (4 * 64 * 64 * 4 + 64 * 8 * 4 + 2 * 64 * 4) + 512 * 64 * 4 + 64 * 4 + KV
 
 
 @pytest.mark.parametrize(
@@ -123,8 +125,12 @@ def test_experts_that_go(
     offloaded: set[int],
     first: int | None,
 ) -> None:
-    # room for two layers' experts, and for one that passes
+    # room for two layers' experts, and for one that passes, to the byte
     sources = sources_of(residents, budget=REST + 3 * LAYER)
+    model, _ = sources.known()
+    assert keep_whole(sources.plan, model, embedding=False, positions=6 * 256).room_bytes == (
+        REST - KV - 256 + 3 * LAYER
+    )
     arguments = started(sources)
     wanted = in_blocks(names("qwen3moe", EXPERTS), offloaded)
     if first is None:
@@ -146,7 +152,7 @@ def test_layers_without_experts_count_among_the_first(
 ) -> None:
     # two dense layers, then experts in layers 2 to 5: those of the last two stay
     model, _ = sources_of((0,) * 6, dense_layers=2).known()
-    rest = sum(layer.dense_bytes for layer in model.layers) + model.head_bytes + 256 + 1000
+    rest = sum(layer.dense_bytes for layer in model.layers) + model.head_bytes + 256 + KV
     sources = sources_of((0,) * 6, dense_layers=2, family="deepseek_v3", budget=rest + 3 * LAYER)
     assert values(started(sources), "--n-cpu-moe") == ["4"]
 
@@ -187,7 +193,7 @@ def test_dense_parts_and_the_head_that_go(
 ) -> None:
     dense = 4 * 64 * 64 * 4 + 64 * 8 * 4 + 2 * 64 * 4
     sources = sources_of(
-        (0,) * 4, dense=(True, False, False, True), budget=1000 + 256 + LAYER + 2 * dense
+        (0,) * 4, dense=(True, False, False, True), budget=KV + 256 + LAYER + 2 * dense
     )
     arguments = started(sources)
     assert values(arguments, "--n-cpu-moe") == ["4"]
