@@ -6,7 +6,9 @@ import os
 
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
-from collections.abc import Callable
+import secrets
+import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -347,6 +349,34 @@ def greedy(
         )
         results.append(whole[0, len(prompt) :].tolist())
     return results
+
+
+@pytest.fixture
+def capped() -> Iterator[Any]:
+    """``capped(limit, command)`` runs a command in a memory group of its own (cgroup v1, in which
+    the page cache counts)."""
+    group = Path("/sys/fs/cgroup/memory") / f"moeplan_test_{os.getpid()}_{secrets.token_hex(4)}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(4 << 30))
+    except OSError as error:
+        pytest.skip(f"no cgroup v1 memory group can be made here: {error.strerror}")
+
+    def run(limit: int, command: list[str]) -> tuple[subprocess.CompletedProcess[str], int]:
+        (group / "memory.limit_in_bytes").write_text(str(limit))
+        script = f'echo $$ > "{group}/cgroup.procs" && exec "$@"'
+        done = subprocess.run(
+            ["sh", "-c", script, "sh", *command],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+            env={**os.environ, "GOMP_SPINCOUNT": "0"},
+        )
+        return done, int((group / "memory.max_usage_in_bytes").read_text())
+
+    yield run
+    group.rmdir()
 
 
 @pytest.fixture(scope="session")

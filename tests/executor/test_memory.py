@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
-import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +16,6 @@ from planner.documents import LayerPolicy, ModelSpec, Policy, Workload, write_do
 from planner.memory import account_device, aligned, smallest_budget, smallest_policy
 from solvers.errors import BudgetError
 
-CGROUPS = Path("/sys/fs/cgroup/memory")
 MIB = 1 << 20
 OVERHEAD_BYTES = 384 * MIB
 
@@ -60,34 +55,6 @@ print(json.dumps({
     "device_peak": totals.device_peak_bytes,
 }))
 """
-
-
-@pytest.fixture
-def capped() -> Iterator[Any]:
-    """``capped(limit, command)`` runs a command in a memory group of its own (cgroup v1, in which
-    the page cache counts)."""
-    group = CGROUPS / f"moeplan_test_{os.getpid()}_{secrets.token_hex(4)}"
-    try:
-        group.mkdir()
-        (group / "memory.limit_in_bytes").write_text(str(4096 * MIB))
-    except OSError as error:
-        pytest.skip(f"no cgroup v1 memory group can be made here: {error.strerror}")
-
-    def run(limit: int, command: list[str]) -> tuple[subprocess.CompletedProcess[str], int]:
-        (group / "memory.limit_in_bytes").write_text(str(limit))
-        script = f'echo $$ > "{group}/cgroup.procs" && exec "$@"'
-        done = subprocess.run(
-            ["sh", "-c", script, "sh", *command],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-            env={**os.environ, "GOMP_SPINCOUNT": "0"},
-        )
-        return done, int((group / "memory.max_usage_in_bytes").read_text())
-
-    yield run
-    group.rmdir()
 
 
 @pytest.fixture(scope="module")

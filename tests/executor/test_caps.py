@@ -1,0 +1,143 @@
+"""Memory caps of control groups, from made-up files and from a real group."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executor import open_weights
+from executor.caps import PROCESS_BYTES, Cap, check_cap, lowest_cap
+from planner.documents import Plan, Workload, write_document
+from planner.memory import smallest_policy
+from solvers.errors import BudgetError
+
+GIB = 1 << 30
+LIMIT = str(GIB)
+ONE = "memory.limit_in_bytes"
+FIRST = "34 28 0:30 {root} {mount} rw,nosuid shared:13 - cgroup cgroup rw,memory"
+SECOND = "30 23 0:26 {root} {mount} rw,nosuid shared:9 - cgroup2 cgroup2 rw"
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Callable[..., Path]:
+    """``process(groups, mount, limits, root)``: a process's folder; limits lie below the mount."""
+
+    def make(groups: str, mount: str, limits: dict[str, str], root: str = "/") -> Path:
+        place = tmp_path / "mount"
+        for name, text in limits.items():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / name).write_text(text + "\n")
+        folder = tmp_path / "self"
+        folder.mkdir()
+        (folder / "cgroup").write_text(groups + "\n")
+        lines = ["21 28 0:19 / /sys rw - sysfs sysfs rw", mount.format(root=root, mount=place)]
+        (folder / "mountinfo").write_text("\n".join(lines) + "\n")
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("groups", "mount", "limits", "root", "lowest"),
+    [
+        # version 2: the lowest on the way up counts
+        (
+            "0::/a/b",
+            SECOND,
+            {"a/b/memory.max": "max", "a/memory.max": LIMIT},
+            "/",
+            "a/memory.max",
+        ),
+        (
+            "0::/a/b",
+            SECOND,
+            {"a/b/memory.max": LIMIT, "a/memory.max": f"{2 * GIB}"},
+            "/",
+            "a/b/memory.max",
+        ),
+        # version 1, beside a version 2 without controllers
+        (
+            "5:cpu:/x\n4:memory:/a\n0::/",
+            FIRST,
+            {"a/memory.limit_in_bytes": LIMIT, "memory.limit_in_bytes": "9223372036854771712"},
+            "/",
+            "a/memory.limit_in_bytes",
+        ),
+        # in a container: its own group is what is mounted, or seen from within a namespace
+        ("0::/docker/x", SECOND, {"memory.max": LIMIT}, "/docker/x", "memory.max"),
+        (
+            "4:memory:/docker/x",
+            FIRST,
+            {"memory.limit_in_bytes": LIMIT},
+            "/",
+            "memory.limit_in_bytes",
+        ),
+        ("0::/../x", SECOND, {"memory.max": LIMIT}, "/", "memory.max"),
+        # none
+        ("0::/a", SECOND, {"a/memory.max": "max"}, "/", None),
+        ("4:memory:/", FIRST, {"memory.limit_in_bytes": "9223372036854771712"}, "/", None),
+        ("0::/a", SECOND, {}, "/", None),
+        ("5:cpu:/", FIRST, {"memory.limit_in_bytes": LIMIT}, "/", None),
+    ],
+)
+def test_lowest_cap(
+    groups: str,
+    mount: str,
+    limits: dict[str, str],
+    root: str,
+    lowest: str | None,
+    process: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    found = lowest_cap(process(groups, mount, limits, root))
+    assert found == (None if lowest is None else Cap(GIB, tmp_path / "mount" / lowest))
+
+
+def test_no_control_groups(tmp_path: Path) -> None:
+    assert lowest_cap(tmp_path / "none") is None
+
+
+@pytest.fixture(scope="module")
+def plan(checkpoint_of: Callable[..., Path], helpers: Any) -> Plan:
+    checkpoint = checkpoint_of("mixtral")
+    with open_weights(checkpoint) as source:
+        policy = smallest_policy(source.model, 4)
+    made: Plan = helpers.plan(checkpoint, policy, Workload(1, 4, 2))
+    return made
+
+
+def test_a_cap_below_the_plans_needs(plan: Plan, process: Callable[..., Path]) -> None:
+    needed = plan.memory["device"].peak_bytes + PROCESS_BYTES
+    folder = process("0::/a", SECOND, {"a/memory.max": str(needed - 1)})
+    with pytest.raises(BudgetError) as caught:
+        check_cap(plan, folder)
+    said = str(caught.value)
+    assert "\n" not in said
+    for number in (plan.memory["device"].peak_bytes, PROCESS_BYTES, needed - 1):
+        assert f" {number} " in said
+    assert f"at most {needed - 1 - PROCESS_BYTES} bytes" in said
+    # a GPU's memory is not the process's
+    check_cap(replace(plan, device="cuda"), folder)
+    (folder.parent / "mount" / "a" / "memory.max").write_text(str(needed))
+    check_cap(plan, folder)
+
+
+def test_a_real_group(plan: Plan, capped: Any, tmp_path: Path) -> None:
+    """Refused by the engine, as the kernel counts."""
+    write_document(plan, tmp_path / "plan.json")
+    code = (
+        "import sys; from pathlib import Path; from executor.engine import Engine;"
+        "from planner.documents import Plan, load_document;"
+        "Engine.from_plan(load_document(Plan, Path(sys.argv[1])))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "plan.json")]
+    done, _ = capped(PROCESS_BYTES, command)
+    assert done.returncode == 1
+    assert f"but the control group allows {PROCESS_BYTES} (" in done.stderr
+    done, _ = capped(2 * PROCESS_BYTES, command)
+    assert done.returncode == 0, done.stderr
