@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
+import math
 import random
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from executor.allocator import tune_process
@@ -16,14 +13,14 @@ from executor.backends import make_backend
 from executor.device import DTYPES
 from executor.source import WeightSource, open_weights
 from executor.tokenizer import load_tokenizer
-from planner.documents import ProfileIndex, document_hash, write_document
-from planner.files import exists, is_dir, read_regular
-from planner.routing import TraceArrays, write_trace
+from planner.documents import ModelSpec, ProfileIndex, RoutingTrace
+from planner.files import exists, read_regular
 from profiler.bench import Tokens
 from profiler.measure import Effort, Measurement
 from profiler.prompts import bundled_prompts
 from profiler.record import Recording, longest_prompt, record_routing
 from profiler.tasks import Progress, Task, run_tasks
+from profiler.written import check_out, write_folder, write_routing
 from solvers.errors import (
     BudgetError,
     CheckpointError,
@@ -32,13 +29,8 @@ from solvers.errors import (
     UnsupportedError,
 )
 
-__all__ = ["profile_checkpoint"]
+__all__ = ["profile_checkpoint", "record_checkpoint"]
 
-_INDEX = "profile.json"
-_STAGED = ".new"
-_FILES = frozenset(
-    (_INDEX, "hardware.json", "model.json", "costs.json", "routing.json", "routing.npz", _STAGED)
-)
 _PROMPTS = 64
 _SYNTHETIC_LENGTHS = (16, 160)
 _NEW_TOKENS = 16
@@ -105,18 +97,15 @@ def profile_checkpoint(
             "host memory for streamed weights is of use with the device cuda only: leave it out"
         )
     backend = make_backend(device, link="disk" if host_memory_bytes is None else "h2d")
-    if memory_bytes <= 0:
-        raise OptionError(f"a memory budget of {memory_bytes} bytes holds nothing; give more")
+    _check_budget(memory_bytes)
     if paced_bytes_per_second is not None and paced_bytes_per_second <= 0:
         raise OptionError(
             f"a bandwidth of {paced_bytes_per_second} bytes/s is none; give a positive one"
         )
-    _check_out(out)
+    check_out(out)
     tune_process()
     with open_weights(checkpoint, store) as source:
-        model = source.model
-        if model.dtype not in DTYPES:
-            raise UnsupportedError(f"{model.name}: weights of type {model.dtype} cannot be run yet")
+        model = _runnable(source)
         if host_memory_bytes is not None and model.total_bytes > host_memory_bytes:
             raise BudgetError(
                 f"{host_memory_bytes:,} bytes of host memory do not hold the weights of "
@@ -127,19 +116,13 @@ def profile_checkpoint(
             raise OptionError(
                 "a bandwidth for the disk has no effect on weights in host memory: leave out one"
             )
-        ids = _token_ids(source, prompts, seed)
+        ids, new_tokens = _recorded(source, prompts, memory_bytes, seed)
         tokens = Tokens([token for prompt in ids for token in prompt], model.vocab_size)
         measurement = Measurement(
             source, memory_bytes, tokens, paced_bytes_per_second, effort or Effort(), backend
         )
         measuring = measurement.tasks()
         recorded: list[Recording] = []
-        longest = max(map(len, ids))
-        new_tokens = min(_NEW_TOKENS, max(model.max_context - longest, 1))
-        if prompts is None:
-            # nobody asked for these very prompts: their beginnings do as well
-            room = max(longest_prompt(model, new_tokens, memory_bytes), 1)
-            ids = [prompt[:room] for prompt in ids]
 
         def record() -> None:
             recorded.append(
@@ -177,88 +160,99 @@ def profile_checkpoint(
             Task("a short run", _FEW_TOKENS * each + 1_000_000_000, again),
         ]
         run_tasks(tasks, progress)
-        return _write(out, checkpoint, store, measurement, recorded[0].arrays)
-
-
-def _write(
-    out: Path,
-    checkpoint: Path,
-    store: Path | None,
-    measurement: Measurement,
-    arrays: TraceArrays,
-) -> ProfileIndex:
-    """All documents, the index last: a folder without it is no profile."""
-    source, model = measurement.source, measurement.model
-    hardware = measurement.hardware()
-    costs = measurement.costs(hardware)
-    try:
-        with _staged(out) as staged:
-            write_document(hardware, staged / "hardware.json")
-            write_document(model, staged / "model.json")
-            write_document(costs, staged / "costs.json")
-            routing = write_trace(
-                staged,
-                arrays,
-                model_hash=document_hash(model),
-                moe_layers=tuple(layer.index for layer in model.layers if layer.experts),
-                expert_count=max(layer.experts for layer in model.layers),
-                source="synthetic" if model.synthetic else "measured",
-            )
-            index = ProfileIndex(
-                checkpoint=str(checkpoint.absolute()),
-                store=None if store is None else str(store.absolute()),
-                checkpoint_fingerprint=source.fingerprint,
-                store_fingerprint=source.store_fingerprint,
-                memory_bytes=measurement.memory_bytes,
-                hardware_hash=document_hash(hardware),
-                model_hash=document_hash(model),
-                costs_hash=document_hash(costs),
-                routing_hash=document_hash(routing),
-            )
-            write_document(index, staged / _INDEX)
-    except OSError as error:
-        raise OptionError(f"{out}: cannot be written: {error.strerror}") from error
-    return index
-
-
-@contextmanager
-def _staged(out: Path) -> Iterator[Path]:
-    """A folder inside ``out`` whose files move to ``out`` at the end, the index last.
-
-    What fails halfway leaves an older profile as it was. Two commands take turns, and what a killed
-    one left is cleared by the next.
-    """
-    fresh = not exists(out)
-    out.mkdir(parents=True, exist_ok=True)
-    lock = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
-    staged = out / _STAGED
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        shutil.rmtree(staged, ignore_errors=True)
-        staged.mkdir()
-        try:
-            yield staged
-            for path in sorted(staged.iterdir(), key=lambda path: path.name == _INDEX):
-                path.replace(out / path.name)
-            os.fsync(lock)
-        finally:
-            shutil.rmtree(staged, ignore_errors=True)
-            if fresh and not any(out.iterdir()):
-                out.rmdir()
-    finally:
-        os.close(lock)
-
-
-def _check_out(out: Path) -> None:
-    if not exists(out):
-        return
-    if not is_dir(out):
-        raise OptionError(f"{out}: is a file; name a new folder for the profile")
-    foreign = sorted(path.name for path in out.iterdir() if path.name not in _FILES)
-    if foreign:
-        raise OptionError(
-            f"{out}: holds {foreign[0]}, which is no part of a profile; name a new folder"
+        hardware = measurement.hardware()
+        return write_folder(
+            out,
+            hardware,
+            model,
+            measurement.costs(hardware),
+            recorded[0].arrays,
+            checkpoint=checkpoint,
+            store=store,
+            store_fingerprint=source.store_fingerprint,
+            memory_bytes=memory_bytes,
         )
+
+
+def record_checkpoint(
+    checkpoint: Path,
+    out: Path,
+    *,
+    memory_bytes: int,
+    device: str = "cpu",
+    store: Path | None = None,
+    prompts: Sequence[str] | Sequence[Sequence[int]] | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> RoutingTrace:
+    """Record which experts a checkpoint's tokens choose, and measure nothing.
+
+    Parameters
+    ----------
+    checkpoint, memory_bytes, device, store, prompts, seed, progress
+        As of ``profile_checkpoint``; all prompts are run, however long that takes.
+    out
+        Folder for ``routing.json`` and ``routing.npz``.
+
+    Raises
+    ------
+    InputError
+        As ``profile_checkpoint``.
+    """
+    backend = make_backend(device)
+    _check_budget(memory_bytes)
+    check_out(out, routing_only=True)
+    tune_process()
+    with open_weights(checkpoint, store) as source:
+        model = _runnable(source)
+        ids, new_tokens = _recorded(source, prompts, memory_bytes, seed)
+        recorded: list[Recording] = []
+
+        def record() -> None:
+            recorded.append(
+                record_routing(
+                    source,
+                    ids,
+                    memory_bytes,
+                    new_tokens=new_tokens,
+                    most_seconds=math.inf,
+                    ahead=True,
+                    backend=backend,
+                )
+            )
+
+        estimate = new_tokens * model.total_bytes * 2 // 3 + 2_000_000_000
+        run_tasks([Task("routing of prompts", estimate, record)], progress)
+        return write_routing(out, model, recorded[0].arrays)
+
+
+def _check_budget(memory_bytes: int) -> None:
+    if memory_bytes <= 0:
+        raise OptionError(f"a memory budget of {memory_bytes} bytes holds nothing; give more")
+
+
+def _runnable(source: WeightSource) -> ModelSpec:
+    model = source.model
+    if model.dtype not in DTYPES:
+        raise UnsupportedError(f"{model.name}: weights of type {model.dtype} cannot be run yet")
+    return model
+
+
+def _recorded(
+    source: WeightSource,
+    prompts: Sequence[str] | Sequence[Sequence[int]] | None,
+    memory_bytes: int,
+    seed: int,
+) -> tuple[list[list[int]], int]:
+    """Token ids of each prompt that routing is recorded on, and how many new tokens for each."""
+    model = source.model
+    ids = _token_ids(source, prompts, seed)
+    new_tokens = min(_NEW_TOKENS, max(model.max_context - max(map(len, ids)), 1))
+    if prompts is None:
+        # nobody asked for these very prompts: their beginnings do as well
+        room = max(longest_prompt(model, new_tokens, memory_bytes), 1)
+        ids = [prompt[:room] for prompt in ids]
+    return ids, new_tokens
 
 
 def _token_ids(

@@ -12,6 +12,7 @@ from moeplan.commands import (
     export,
     look,
     make,
+    measure,
     parallel,
     place,
     predictors,
@@ -54,7 +55,7 @@ def root(
 
 app.command("synth")(make.synth)
 app.command("pack")(make.pack)
-app.command("profile")(make.profile)
+app.command("profile")(measure.profile)
 app.command("plan")(make.plan)
 app.command("check")(use.check)
 app.command("run")(use.run)

@@ -1,10 +1,9 @@
-"""Commands that make something: ``synth``, ``pack``, ``profile`` and ``plan``."""
+"""Commands that make something: ``synth``, ``pack`` and ``plan``."""
 
 from __future__ import annotations
 
 import functools
 import math
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -42,25 +41,21 @@ from moeplan.commands.offline import (
     Series,
     profile_of,
 )
-from moeplan.commands.profiled import doubts, measured_table, spreads
 from moeplan.commands.remote import Server, plan_at
 from moeplan.options import (
     check_new_folder,
     check_outputs,
-    optional_pace,
     parse_size,
-    read_prompts,
     split_names,
 )
 from moeplan.output import SearchSteps, human_bytes
 from moeplan.words import memory_bars
-from planner.documents import ProfileIndex, document_hash, write_document
+from planner.documents import write_document
 from planner.objectives import OBJECTIVES
-from planner.profiles import Profile, load_profile
 from solvers.errors import OptionError
 from solvers.registry import BOUNDS, REFUSED
 
-__all__ = ["pack", "plan", "profile", "synth"]
+__all__ = ["pack", "plan", "synth"]
 
 
 def synth(
@@ -141,91 +136,6 @@ def pack(
         Text(f"{store}: {summary.units} units{again}, {human_bytes(summary.size_bytes)}, verified")
     )
     reporter.result(plain(summary))
-
-
-def profile(
-    ctx: typer.Context,
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT")],
-    memory: Memory,
-    out: Annotated[Path, typer.Option("--out", help="Folder for the profile.")],
-    device: Annotated[str, typer.Option("--device", help="What computes: cpu or cuda.")] = "cpu",
-    host_memory: Annotated[
-        str | None,
-        typer.Option("--host-memory", help="With cuda: keep the weights in so much host memory."),
-    ] = None,
-    disk_bandwidth: Annotated[
-        str | None,
-        typer.Option("--disk-bandwidth", help="Slow the disk down to this, as in 1GB/s."),
-    ] = None,
-    store: Annotated[
-        Path | None, typer.Option("--store", help="A store that was packed from CHECKPOINT.")
-    ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            "--prompts", help="Prompts to record routing on, .txt or .jsonl (bundled ones)."
-        ),
-    ] = None,
-    seed: Seed = 0,
-    as_json: Json = False,
-) -> None:
-    """Measure this machine with this checkpoint, and record which experts its tokens choose."""
-    reporter = reporter_of(ctx)
-    memory_bytes = parse_size(memory, "--memory")
-    pace = optional_pace(disk_bandwidth, "--disk-bandwidth")
-    if device not in ("cpu", "cuda"):
-        raise OptionError(f"--device {device!r} is unknown; choose cpu or cuda")
-    if host_memory is not None and device == "cpu":
-        raise OptionError(
-            "--host-memory keeps weights for a GPU: it needs --device cuda, or leave it out"
-        )
-    held = None if host_memory is None else parse_size(host_memory, "--host-memory")
-    texts = read_prompts(prompts) if prompts is not None else None
-    check_new_folder(out, "--out", [checkpoint, store, prompts])
-    from profiler import profile_checkpoint
-
-    busy = os.getloadavg()[0]
-    with reporter.steps("profile") as progress:
-        index = profile_checkpoint(
-            checkpoint,
-            out,
-            memory_bytes=memory_bytes,
-            device=device,
-            host_memory_bytes=held,
-            paced_bytes_per_second=pace,
-            store=store,
-            prompts=texts,
-            seed=seed,
-            progress=progress,
-        )
-    made = load_profile(out)
-    reporter.show(
-        Text(
-            f"{out}: {made.model.name}, {human_bytes(made.model.total_bytes)} of weights, on "
-            f"{made.hardware.processor}; routing of {made.routing.tokens:,} tokens in "
-            f"{made.routing.sequences:,} sequences"
-        )
-    )
-    reporter.show(measured_table(made))
-    reasons = doubts(made, busy)
-    if reasons:
-        reporter.note(
-            f"moeplan: numbers may be off: {'; '.join(reasons)}; other programs were busy, or the "
-            "machine is not steady: measure again when it is quiet"
-        )
-    reporter.result({**_profile_summary(made, index), "doubts": reasons})
-
-
-def _profile_summary(made: Profile, index: ProfileIndex) -> dict[str, object]:
-    return {
-        "profile": str(made.folder),
-        "hash": document_hash(index),
-        "weights_bytes": made.model.total_bytes,
-        "channels": plain(made.hardware.channels),
-        "routing_tokens": made.routing.tokens,
-        "spread": spreads(made),
-        **plain(index),
-    }
 
 
 def plan(

@@ -1,0 +1,178 @@
+"""A profile's folder, written whole or not at all; without torch."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from planner.documents import (
+    CostProfile,
+    Hardware,
+    ModelSpec,
+    ProfileIndex,
+    RoutingTrace,
+    document_hash,
+    write_document,
+)
+from planner.files import exists, is_dir
+from planner.profiles import Profile
+from planner.routing import TraceArrays, write_trace
+from profiler.refine import Refined
+from solvers.errors import OptionError
+
+__all__ = ["check_out", "write_folder", "write_refined", "write_routing"]
+
+_INDEX = "profile.json"
+_STAGED = ".new"
+_FILES = frozenset(
+    (_INDEX, "hardware.json", "model.json", "costs.json", "routing.json", "routing.npz", _STAGED)
+)
+
+
+def check_out(out: Path, *, routing_only: bool = False) -> None:
+    """Make sure that a profile, or routing alone, can be written to the folder ``out``.
+
+    Raises
+    ------
+    OptionError
+        If it is a file, or holds something else.
+    """
+    if not exists(out):
+        return
+    what = "routing" if routing_only else "profile"
+    if not is_dir(out):
+        raise OptionError(f"{out}: is a file; name a new folder for the {what}")
+    own = {"routing.json", "routing.npz", _STAGED} if routing_only else _FILES
+    foreign = sorted(path.name for path in out.iterdir() if path.name not in own)
+    if foreign:
+        raise OptionError(
+            f"{out}: holds {foreign[0]}, which is no part of a {what}; name a new folder"
+        )
+
+
+def write_folder(
+    out: Path,
+    hardware: Hardware,
+    model: ModelSpec,
+    costs: CostProfile,
+    arrays: TraceArrays,
+    *,
+    checkpoint: Path,
+    store: Path | None,
+    store_fingerprint: str | None,
+    memory_bytes: int,
+    notes: tuple[str, ...] = (),
+) -> ProfileIndex:
+    """All documents of a profile, the index last: a folder without it is no profile.
+
+    Raises
+    ------
+    OptionError
+        If the folder cannot be written.
+    """
+    with _staged(out) as staged:
+        write_document(hardware, staged / "hardware.json")
+        write_document(model, staged / "model.json")
+        write_document(costs, staged / "costs.json")
+        routing = _write_trace(staged, model, arrays)
+        index = ProfileIndex(
+            checkpoint=str(checkpoint.absolute()),
+            store=None if store is None else str(store.absolute()),
+            checkpoint_fingerprint=model.fingerprint,
+            store_fingerprint=store_fingerprint,
+            memory_bytes=memory_bytes,
+            hardware_hash=document_hash(hardware),
+            model_hash=document_hash(model),
+            costs_hash=document_hash(costs),
+            routing_hash=document_hash(routing),
+            notes=notes,
+        )
+        write_document(index, staged / _INDEX)
+    return index
+
+
+def write_refined(profile: Profile, refined: Refined, out: Path) -> ProfileIndex:
+    """A profile with the corrected costs and link, and a note that they are.
+
+    Raises
+    ------
+    OptionError
+        As ``check_out`` and ``write_folder``.
+    """
+    check_out(out)
+    index = profile.index
+    events = sum(step.events for step in refined.steps)
+    note = f"its costs were corrected by {events:,} operations and copies of a run"
+    return write_folder(
+        out,
+        refined.hardware,
+        profile.model,
+        refined.costs,
+        profile.arrays,
+        checkpoint=Path(index.checkpoint),
+        store=None if index.store is None else Path(index.store),
+        store_fingerprint=index.store_fingerprint,
+        memory_bytes=index.memory_bytes,
+        notes=(*index.notes, note),
+    )
+
+
+def write_routing(out: Path, model: ModelSpec, arrays: TraceArrays) -> RoutingTrace:
+    """``routing.json`` and its arrays alone.
+
+    Raises
+    ------
+    OptionError
+        If the folder cannot be written.
+    """
+    with _staged(out) as staged:
+        return _write_trace(staged, model, arrays)
+
+
+def _write_trace(folder: Path, model: ModelSpec, arrays: TraceArrays) -> RoutingTrace:
+    return write_trace(
+        folder,
+        arrays,
+        model_hash=document_hash(model),
+        moe_layers=tuple(layer.index for layer in model.layers if layer.experts),
+        expert_count=max(layer.experts for layer in model.layers),
+        source="synthetic" if model.synthetic else "measured",
+    )
+
+
+@contextmanager
+def _staged(out: Path) -> Iterator[Path]:
+    """A folder inside ``out`` whose files move to ``out`` at the end, documents after arrays and
+    the index last.
+
+    What fails halfway leaves an older profile as it was. Two commands take turns, and what a killed
+    one left is cleared by the next.
+    """
+    try:
+        fresh = not exists(out)
+        out.mkdir(parents=True, exist_ok=True)
+        lock = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
+        staged = out / _STAGED
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            shutil.rmtree(staged, ignore_errors=True)
+            staged.mkdir()
+            try:
+                yield staged
+                for path in sorted(
+                    staged.iterdir(), key=lambda path: (path.name == _INDEX, path.suffix == ".json")
+                ):
+                    path.replace(out / path.name)
+                os.fsync(lock)
+            finally:
+                shutil.rmtree(staged, ignore_errors=True)
+                if fresh and not any(out.iterdir()):
+                    out.rmdir()
+        finally:
+            os.close(lock)
+    except OSError as error:
+        raise OptionError(f"{out}: cannot be written: {error.strerror or error}") from error

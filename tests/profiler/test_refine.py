@@ -1,0 +1,253 @@
+"""Costs corrected by a run, by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.documents import (
+    Channel,
+    CostProfile,
+    Curve,
+    Event,
+    Figure,
+    Hardware,
+    Inputs,
+    ProfileIndex,
+    Surface,
+    Timeline,
+    Trace,
+    TraceTotals,
+    document_hash,
+)
+from planner.profiles import Profile
+from profiler.correct import corrected, weight
+from profiler.refine import observed, refine
+from solvers.errors import OptionError, StaleError
+
+
+def curve(*points: tuple[int, int]) -> Curve:
+    rows, durations = zip(*points, strict=True)
+    return Curve(rows, durations, (10,) * len(rows), (5,) * len(rows), "measured")
+
+
+def line(each: int) -> Curve:
+    return curve((1, each), (2000, 2000 * each))
+
+
+def profile(**changed: Any) -> Profile:
+    """All curves 100 ns a row; experts take half as long again beside copies; copies 1 ns a byte and 100 ns
+    a piece."""
+    one = Figure(1.0, "measured", None, 1)
+    channel = Channel("disk", Figure(1e9, "measured", 1e8, 7), Figure(100.0, "measured", None, 7))
+    hardware = Hardware("here", "cpu", "some", 2, (), (replace(channel, **changed),))
+    kinds = ("embed", "router", "expert", "combine", "head", "sample")
+    surface = Surface((8, 16), (line(10), line(20)))
+    costs = CostProfile(
+        model_hash="a" * 64,
+        hardware_hash=document_hash(hardware),
+        dtype="float32",
+        curves={kind: line(100) for kind in kinds},  # type: ignore[misc]
+        attention_decode=surface,
+        attention_prefill=surface,
+        copy_slowdown=one,
+        compute_slowdown=one,
+        reference_ns=Figure(50.0, "measured", 4.0, 9),
+        slowdown_by_kind={"expert": Figure(1.5, "measured", None, 1)},
+    )
+    index = ProfileIndex(
+        "checkpoint",
+        None,
+        "f" * 64,
+        None,
+        1,
+        document_hash(hardware),
+        "a" * 64,
+        document_hash(costs),
+        "d" * 64,
+    )
+    return Profile(Path("profile"), index, hardware, None, costs, None, None)  # type: ignore[arg-type]
+
+
+def events(*rows: tuple[str, int, int, int, int]) -> list[Event]:
+    """(kind, pass, start, end, rows or bytes)."""
+    return [
+        Event(kind, "disk", index, 0, 0, start, end, 0, size)
+        if kind.startswith("copy")
+        else Event(kind, "compute", index, 0, 0, start, end, size, 0)
+        for kind, index, start, end, size in rows
+    ]
+
+
+EVENTS = events(
+    # two sequences of two tokens
+    ("embed", 0, 0, 400, 4),
+    ("attention", 0, 400, 480, 4),
+    ("router", 0, 480, 880, 4),
+    # 300 ns beside a copy are 200 ns alone, as its curve says of two rows
+    ("expert", 0, 880, 1180, 2),
+    # two pieces of 100 bytes: 2 x 100 + 200 ns are expected
+    ("copy_demand", 0, 880, 1180, 200),
+    ("combine", 0, 1180, 1580, 4),
+    ("head", 0, 1580, 1780, 2),
+    ("sample", 0, 1780, 1980, 2),
+    ("embed", 1, 1980, 2180, 2),
+    ("attention", 1, 2180, 2200, 2),
+    ("router", 1, 2200, 2400, 2),
+    # each twice what its curve says of one row
+    ("expert", 1, 2400, 2600, 1),
+    ("expert", 1, 2600, 2800, 1),
+    ("expert", 1, 2800, 3000, 1),
+    ("combine", 1, 3000, 3200, 2),
+    ("head", 1, 3200, 3400, 2),
+    ("sample", 1, 3400, 3600, 2),
+    # a pass in which a third sequence begins: five tokens, three sequences
+    ("embed", 2, 3600, 99_600, 5),
+    ("expert", 2, 99_600, 299_600, 5),
+    ("sample", 2, 299_600, 399_600, 3),
+)
+
+
+def trace(of: Profile, rows: list[Event] = EVENTS, **changed: Any) -> Trace:
+    index = of.index
+    inputs = Inputs(
+        index.model_hash, index.hardware_hash, index.costs_hash, "d" * 64, "f" * 64, None
+    )
+    whole = {field.name for field in fields(TraceTotals)}
+    whole -= {"duration_by_kind_ns", "count_by_kind", "pass_ns", "requests"}
+    zeros = dict.fromkeys(whole, 0)
+    totals = TraceTotals(**zeros, duration_by_kind_ns={}, count_by_kind={}, pass_ns=())
+    made = Trace(
+        "e" * 64, "cpu", None, 3, totals, Timeline.of(rows), (60, 60, 70), inputs, chunk_bytes=100
+    )
+    return replace(made, **changed)
+
+
+def test_a_point_moves_by_what_was_measured_near_it() -> None:
+    assert [weight(events) for events in (0, 1, 3, 27)] == [0, 1 / 4, 1 / 2, 9 / 10]
+    old = curve((10, 1000), (100, 10_000), (1000, 100_000))
+    # three events: half of the way, so a ratio of 4 becomes 2; what is not measured goes along
+    new = corrected(old, [(10, 4000.0, 1000.0)] * 3)
+    assert new.duration_ns == (2000, 20_000, 200_000)
+    assert new.spread_ns == (20, 20, 20)
+    assert new.samples == (8, 5, 5)
+    # 1000 rows were right: 100 lie midway, in logarithms
+    new = corrected(old, [(10, 4000.0, 1000.0), (1000, 1e5, 1e5)] * 3)
+    assert new.duration_ns == (2000, 14_142, 100_000)
+    # 40 rows are nearer to 100 than to 10, 30 are not
+    assert corrected(old, [(40, 1.0, 1.0)]).samples == (5, 6, 5)
+    assert corrected(old, [(30, 1.0, 1.0)]).samples == (6, 5, 5)
+
+
+def test_a_larger_size_becomes_a_point_where_that_is_wanted() -> None:
+    samples = [(4, 1600.0, 400.0)] * 3
+    new = corrected(curve((1, 100), (2, 200)), samples, longer=True)
+    assert (new.rows, new.duration_ns, new.samples) == ((1, 2, 4), (200, 400, 800), (5, 5, 3))
+    assert corrected(curve((1, 100), (2, 200)), samples).rows == (1, 2)
+
+
+def test_a_corrected_curve_does_not_decrease() -> None:
+    new = corrected(curve((10, 1000), (20, 1100)), [(10, 1.0, 1.0)] * 3 + [(20, 1.0, 4.0)] * 3)
+    # 1000 and 550 are pooled with weights 1 / 1000 ** 2 and 1 / 550 ** 2
+    both = (1 / 1000 + 1 / 550) / (1 / 1000**2 + 1 / 550**2)
+    assert new.duration_ns == (round(both),) * 2
+
+
+def test_only_passes_of_one_kind_count() -> None:
+    run = observed(trace(profile()))
+    assert {event.pass_index for event in run.events} == {0, 1}
+    assert (run.prompt_tokens, run.head_tiles, run.uniform) == (2, 1, True)
+    with pytest.raises(OptionError, match="no whole pass"):
+        observed(trace(profile(), EVENTS[:3]))
+
+
+def test_costs_and_link_follow_a_run() -> None:
+    old = profile()
+    found = refine(old, trace(old))
+    new = found.costs
+    # experts took 200 + 3 x 200 ns where 200 + 3 x 100 were expected: four events near one row
+    ratio = (800 / 500) ** (4 / 7)
+    assert new.curves["expert"].duration_ns == (round(100 * ratio), round(200_000 * ratio))
+    assert new.curves["expert"].samples == (9, 5)
+    for kind in ("embed", "router", "combine", "head", "sample"):
+        assert new.curves[kind].duration_ns == (100, 200_000)
+    # prefill: two sequences of two tokens take 20 ns and took 80, once; decode was right
+    assert new.attention_prefill.curves[0].duration_ns[1] == round(20_000 * 4 ** (1 / 4))
+    assert new.attention_decode == old.costs.attention_decode
+    # the copy took 300 ns of 400
+    link = found.hardware.channels[0]
+    slower = (300 / 400) ** (1 / 4)
+    assert link.bandwidth_bytes_per_second.value == pytest.approx(1e9 / slower)
+    assert link.bandwidth_bytes_per_second.spread == pytest.approx(1e8 / slower)
+    assert link.latency_ns == replace(link.latency_ns, value=100 * slower, samples=8)
+    assert new.hardware_hash == document_hash(found.hardware)
+    assert found.drift == 60 / 50
+    assert new.reference_ns.value == 60
+    assert new.reference_ns.spread == pytest.approx(4 * 60 / 50)
+
+
+def test_each_step_shows_its_effect() -> None:
+    old = profile()
+    steps = {step.kind: step for step in refine(old, trace(old)).steps}
+    assert set(steps) == {
+        *("embed", "attention", "router", "expert", "combine", "head", "sample", "copy"),
+    }
+    expert = steps["expert"]
+    # predicted with what ran beside: 1.5 x 200 + 3 x 100
+    assert (expert.events, expert.measured_ns, expert.before_ns) == (4, 900, 600)
+    assert expert.before_ratio == 1.5
+    ratio = (800 / 500) ** (4 / 7)
+    assert expert.after_ns == pytest.approx(600 * ratio, rel=0.01)
+    # the first and the third of them moved the curve: 400 ns of 300, two events; the others
+    # took 400 ns, and 200 x that ratio is said of them
+    half = (400 / 300) ** (2 / 5)
+    assert expert.held_out_ratio == pytest.approx(400 / (200 * half), rel=0.01)
+    assert steps["router"].before_ratio == steps["router"].after_ratio == 1
+    copy = steps["copy"]
+    assert (copy.events, copy.measured_ns, copy.before_ns) == (1, 300, 400)
+    assert copy.after_ns == pytest.approx(400 * (3 / 4) ** (1 / 4), abs=1)
+    assert copy.held_out_ratio is None
+
+
+def test_a_paced_link_is_not_corrected() -> None:
+    old = profile(paced_bytes_per_second=10**8)
+    found = refine(old, trace(old, paced_bytes_per_second=10**8))
+    assert found.hardware == old.hardware
+    assert "copy" not in {step.kind for step in found.steps}
+
+
+@pytest.mark.parametrize("name", ["model", "hardware", "costs"])
+def test_a_run_of_something_else_is_refused_by_the_document_that_differs(name: str) -> None:
+    old = profile()
+    good = trace(old)
+    assert good.inputs is not None
+    other = replace(good, inputs=replace(good.inputs, **{name: "9" * 64}))
+    with pytest.raises(StaleError, match=f"another {name} document"):
+        refine(old, other)
+
+
+def test_a_trace_that_does_not_say_enough_is_refused() -> None:
+    old = profile()
+    with pytest.raises(OptionError, match="older moeplan"):
+        refine(old, trace(old, inputs=None))
+    with pytest.raises(StaleError, match="paced to 1 GB/s"):
+        refine(old, trace(old, paced_bytes_per_second=10**9))
+
+
+def test_refining_again_with_the_same_run_comes_nearer_and_stays() -> None:
+    old = profile()
+    for _ in range(40):
+        found = refine(old, trace(old))
+        changed = replace(found.costs)
+        index = replace(
+            old.index,
+            hardware_hash=document_hash(found.hardware),
+            costs_hash=document_hash(changed),
+        )
+        old = replace(old, index=index, hardware=found.hardware, costs=changed)
+    assert math.isclose(old.costs.curves["expert"].duration_ns[0], 160, rel_tol=0.02)
+    assert old.hardware.channels[0].latency_ns.value == pytest.approx(75, rel=0.02)
