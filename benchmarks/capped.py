@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import json
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -50,11 +51,14 @@ class Ended:
         Why it failed, in words; None where it did not.
     peak_bytes
         Most memory of its group, page cache included; None without a cap or where it is not told.
+    others_cores
+        Processor time of everything else on the machine meanwhile, in cores.
     """
 
     document: dict[str, Any] | None
     reason: str | None
     peak_bytes: int | None
+    others_cores: float = 0.0
 
 
 class _Groups:
@@ -159,6 +163,7 @@ def run_capped(command: Sequence[str], out: Path, limits: Limits, folder: Path) 
     """
     said = folder / "said.log"
     out.unlink(missing_ok=True)
+    begun, busy = time.monotonic(), _busy_seconds() - _children_seconds()
     with _groups(limits, folder) as groups, said.open("wb") as log:
         join = " ".join(str(one / "cgroup.procs") for one in groups.folders)
         process = subprocess.Popen(
@@ -175,12 +180,26 @@ def run_capped(command: Sequence[str], out: Path, limits: Limits, folder: Path) 
             process.kill()
             process.wait()
         peak, killed = groups.peak_bytes(), groups.killed()
+    others = _busy_seconds() - _children_seconds() - busy
     if code == 0 and out.exists():
-        return Ended(json.loads(out.read_text(encoding="utf-8")), None, peak)
+        document = json.loads(out.read_text(encoding="utf-8"))
+        return Ended(document, None, peak, max(others / (time.monotonic() - begun), 0.0))
     if killed:
         return Ended(None, "killed: out of memory under the cap", peak)
     lines = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return Ended(None, f"exit code {code}: {lines[-1] if lines else 'no word'}"[:300], peak)
+
+
+def _busy_seconds() -> float:
+    """Processor time that all of the machine has used so far."""
+    first = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()
+    user, nice, system, _idle, _wait, irq, soft, steal = map(int, first[1:9])
+    return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def _children_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def evict(paths: Iterable[Path]) -> None:

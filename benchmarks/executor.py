@@ -10,8 +10,8 @@ and its page cache. ``--cells`` takes a regular expression of such names.
 Engines: ``moeplan`` (what it plans by itself), its strategies one by one, ``accelerate`` (weights
 offloaded to the disk), ``llama.cpp`` (weights mapped) and, without a cap, ``transformers`` and
 ``moeplan in memory``. Peers are tried with several settings, of which the best counts: all that
-were tried stand in ``trials``. Each runs in a process of its own. Rates are of ``generate`` alone,
-loading apart; "in all" has prefill in it.
+were tried stand in ``trials``. They take as many requests at once as run under the cap. Each runs
+in a process of its own. Rates are of ``generate`` alone, loading apart; "in all" has prefill in it.
 
 ``limit_ratio`` is the time of the decode passes over the larger of two: the bytes that a
 clairvoyant with the same pool would read, at the bandwidth that the disk has alone beside the run,
@@ -32,6 +32,7 @@ sys.path[:] = [one for one in sys.path if Path(one).resolve() != Path(__file__).
 sys.path.insert(0, str(ROOT))
 
 import argparse
+import itertools
 import json
 import re
 import time
@@ -39,8 +40,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from benchmarks.executor_table import markdown
-from benchmarks.executor_trials import BESIDE_BYTES, Bench, Trial
+from benchmarks.executor_trials import Bench, Trial
 from benchmarks.summary import machine_facts
+from executor.caps import PROCESS_BYTES
 from planner.documents.base import write_atomic
 from planner.entries import BASELINES
 from solvers.errors import MoeplanError
@@ -57,7 +59,7 @@ CAPS = (50, 25)
 DISKS = (800_000_000, None)
 REQUESTS = (1, 8, 64, 256)
 IN_MEMORY = "moeplan in memory"
-ENGINES = (IN_MEMORY, "moeplan", *BASELINES, "accelerate", "llama.cpp", "transformers")
+FIRST = (IN_MEMORY, "moeplan", "accelerate", "llama.cpp", "transformers")
 
 
 class Cell(NamedTuple):
@@ -77,13 +79,11 @@ class Cell(NamedTuple):
 
 
 def grid() -> Iterator[Cell]:
-    """All cells, those that profit from one another side by side."""
-    for checkpoint in CHECKPOINTS:
-        for disk in DISKS:
-            for cap in CAPS:
-                for requests in REQUESTS:
-                    for engine in ENGINES:
-                        yield Cell(checkpoint, cap, disk, requests, engine)
+    """All cells, for each checkpoint, disk and cap the strategies last."""
+    for checkpoint, disk, cap in itertools.product(CHECKPOINTS, DISKS, CAPS):
+        for engines in (FIRST, BASELINES):
+            for requests, engine in itertools.product(REQUESTS, engines):
+                yield Cell(checkpoint, cap, disk, requests, engine)
 
 
 class Results:
@@ -142,6 +142,9 @@ def measure(bench: Bench, cell: Cell, results: Results, cap_bytes: int, budget: 
     reason = None
     try:
         for trial in trials_of(bench, cell, cap_bytes, budget):
+            if any(one["reason"] is None and one["batch"] > trial.batch for one in tried):
+                # smaller batches are for where larger ones do not run
+                break
             key = trial.key(bench.name, bench.new_tokens)
             if key not in results.trials:
                 results.trials[key] = bench.run(trial)
@@ -173,6 +176,7 @@ def measure(bench: Bench, cell: Cell, results: Results, cap_bytes: int, budget: 
         "load_seconds": best.get("load_seconds"),
         "agreement": best.get("agreement"),
         "load_average": best.get("load_average"),
+        "others_cores": best.get("others_cores"),
         "setting": best.get("setting"),
         "reason": reason,
         "tried": keys,
@@ -202,6 +206,9 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--cells", default="", help="regular expression: cells whose name has it")
     parser.add_argument("--new-tokens", type=int, default=16)
     parser.add_argument("--prompt-tokens", type=int, default=32)
+    parser.add_argument(
+        "--minutes", type=float, help="begin no cell after that; go on another time"
+    )
     parser.add_argument("--seconds", type=float, default=300.0, help="limit of one run")
     parser.add_argument("--peers-python", type=Path, help="has benchmarks/peers/requirements.txt")
     parser.add_argument("--layers", type=int, help="of each checkpoint, for a quick look")
@@ -220,9 +227,13 @@ def main(argv: list[str] | None = None) -> int:
     options.work.mkdir(parents=True, exist_ok=True)
     results = Results(options.out, options.new_tokens, options.prompt_tokens)
     benches: dict[str, Bench] = {}
+    started = time.monotonic()
     for cell in cells:
         if results.has(cell.name, options.new_tokens):
             continue
+        if options.minutes and time.monotonic() - started > 60 * options.minutes:
+            print(f"not begun: {cell.name} and what follows it")
+            break
         config, layers = CHECKPOINTS[cell.checkpoint]
         bench = benches.get(cell.checkpoint) or Bench(
             cell.checkpoint,
@@ -238,7 +249,7 @@ def main(argv: list[str] | None = None) -> int:
         begun = time.monotonic()
         cap_bytes = bench.weights_bytes * cell.cap // 100
         # one profile serves all caps
-        budget = bench.weights_bytes * max(CAPS) // 100 - BESIDE_BYTES
+        budget = bench.weights_bytes * max(CAPS) // 100 - PROCESS_BYTES
         found = measure(bench, cell, results, cap_bytes, budget)
         results.add(found)
         rate = found["tokens_per_second"]

@@ -26,7 +26,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Document], str]], ...] = (
     ("over limit", lambda one: _number(one["limit_ratio"])),
     ("inter, intra", lambda one: _bubbles(one)),
     ("same tokens", lambda one: _share(one["agreement"])),
-    ("load", lambda one: _number(one["load_average"])),
+    ("others", lambda one: _number(one["others_cores"])),
     ("setting", lambda one: one["setting"] or (one["reason"] or "")[:160]),
 )
 
@@ -55,7 +55,7 @@ def markdown(body: Document) -> str:
         "limit*: decode time over the larger of a clairvoyant's bytes at the disk's own speed and "
         "of computation alone. *Inter, intra*: compute idle, as a share of the run. *Same "
         "tokens*: as moeplan with everything in memory. transformers and *moeplan in memory* run "
-        "without a cap.\n"
+        "without a cap. *Others*: cores that the rest of the machine kept busy meanwhile.\n"
     ]
     groups: dict[tuple[Any, ...], list[Document]] = {}
     for cell in body["cells"]:

@@ -19,17 +19,16 @@ import numpy as np
 
 from benchmarks.capped import Limits, evict, run_capped
 from benchmarks.clairvoyant import decode_bytes
+from executor.caps import PROCESS_BYTES
 from executor.synth.weights import Walk
 from planner.documents import Plan, Workload, write_document
 from planner.profiles import Profile, load_profile
 from planner.solve import make_plan
 from solvers.errors import RunError
 
-__all__ = ["BESIDE_BYTES", "Bench", "Trial"]
+__all__ = ["Bench", "Trial"]
 
 PEERS = Path(__file__).resolve().parent / "peers"
-BESIDE_BYTES = 384 << 20
-"""What a process of moeplan takes beside its budget (see ``docs/limits.md``)."""
 _MOST_PROMPTS = 256
 _TRANSFORMERS_BYTES = 600 << 20
 """What a process of transformers takes beside weights and page cache, about."""
@@ -211,7 +210,7 @@ class Bench:
     ) -> Trial:
         """A plan of one solver's; without a cap, with everything in memory."""
         cap, throttle = limits
-        budget = 2 * self.weights_bytes + (8 << 30) if cap is None else cap - BESIDE_BYTES
+        budget = 2 * self.weights_bytes + (8 << 30) if cap is None else cap - PROCESS_BYTES
         plan = make_plan(
             profile,
             Workload(requests, self.prompt_tokens, self.new_tokens),
@@ -238,16 +237,14 @@ class Bench:
                 yield Trial("accelerate", setting, command, batch, cap, throttle)
 
     def llama_cpp(self, cap: int, throttle: int | None, requests: int) -> Iterator[Trial]:
-        """Several sizes of what is computed at once."""
+        """With as much computed at once as prompts fill."""
         python, model = self.llama_python, str(self.gguf)
         for batch in _batches(requests):
-            for ubatch in (2048, 512):
-                if ubatch == 2048 and batch * self.prompt_tokens <= 512:
-                    continue
-                command = (python, str(PEERS / "llama_cpp.py"), "--model", model)
-                setting = f"ubatch {ubatch}, {batch} at once"
-                command += ("--ubatch", str(ubatch))
-                yield Trial("llama.cpp", setting, command, batch, cap, throttle)
+            ubatch = 2048 if batch * self.prompt_tokens > 512 else 512
+            command = (python, str(PEERS / "llama_cpp.py"), "--model", model)
+            setting = f"ubatch {ubatch}, {batch} at once"
+            command += ("--ubatch", str(ubatch))
+            yield Trial("llama.cpp", setting, command, batch, cap, throttle)
 
     def transformers(self, requests: int) -> Iterator[Trial]:
         """Everything in memory, without a cap."""
@@ -273,6 +270,7 @@ class Bench:
             "reason": ended.reason,
             "peak_bytes": ended.peak_bytes,
             "load_average": round(os.getloadavg()[0], 2),
+            "others_cores": round(ended.others_cores, 2),
         }
         if ended.document is None:
             return found

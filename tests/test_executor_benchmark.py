@@ -36,7 +36,8 @@ def test_a_commands_end_is_a_document_or_a_reason(tmp_path: Path) -> None:
     capped: Any = importlib.import_module("benchmarks.capped")
     free = capped.Limits(None, None, 20.0)
     out = tmp_path / "out.json"
-    assert capped.run_capped(writing(out), out, free, tmp_path) == capped.Ended([], None, None)
+    ended = capped.run_capped(writing(out), out, free, tmp_path)
+    assert (ended.document, ended.reason, ended.peak_bytes) == ([], None, None)
     # what an earlier command left is not taken for this one's
     silent = [sys.executable, "-c", "import sys; sys.exit('no such thing')"]
     ended = capped.run_capped(silent, out, free, tmp_path)
@@ -111,7 +112,7 @@ def test_rows_are_paired_as_llama_cpp_rotates_them() -> None:
 
 def test_the_page_sets_moeplan_against_the_others() -> None:
     table: Any = importlib.import_module("benchmarks.executor_table")
-    columns = "bytes_read limit_ratio load_seconds agreement load_average setting reason"
+    columns = "bytes_read limit_ratio load_seconds agreement others_cores setting reason"
     more = ("decode_tokens_per_second", "bubble_inter_share", "bubble_intra_share")
     cell = dict.fromkeys((*columns.split(), *more)) | {
         "checkpoint": "mixtral",
@@ -132,9 +133,9 @@ def test_cells_are_chosen_by_a_regular_expression(capsys: pytest.CaptureFixture[
     bench = importlib.import_module("benchmarks.executor")
     assert bench.main(["--work", "nowhere", "--list", "--cells", "^olmoe/25/free/8/l"]) == 0
     assert capsys.readouterr().out.split() == [
+        "olmoe/25/free/8/llama.cpp",
         "olmoe/25/free/8/lru",
         "olmoe/25/free/8/lifo",
-        "olmoe/25/free/8/llama.cpp",
     ]
     assert bench.main(["--work", "nowhere", "--cells", "qwen4"]) == 2
 
