@@ -16,6 +16,8 @@ from moeplan.interrupts import hold_in_extensions
 __all__ = ["entry", "main"]
 
 _INTERRUPTED = 130
+_RUN_PACKAGES = ("torch", "transformers", "tokenizers")
+"""Of the extra ``run``: everything but planning needs them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,6 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MoeplanError as error:
         reporter.fail(type(error).__name__, str(error))
         return exit_code(error)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _RUN_PACKAGES:
+            raise
+        reporter.fail(
+            "OptionError",
+            f"this needs {package}, which is not installed: pip install 'moeplan[run]'",
+        )
+        return 2
     except BrokenPipeError:
         raise
     except OSError as error:
