@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Query
@@ -26,6 +27,7 @@ from moeplan.service.problems import Refusal
 from moeplan.service.requests import CompareRequest, PlacementRequest, PlanRequest
 from moeplan.service.routes.common import Service
 from moeplan.service.routes.plans import must_be_kept
+from moeplan.service.store import Kept
 from planner.objectives import OBJECTIVES
 from planner.placement import METHODS
 from solvers.registry import names
@@ -43,8 +45,11 @@ def _named(values: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 
 
 def _kept(service: Service, kind: str) -> tuple[tuple[str, str], ...]:
-    listed = service.store.documents.listed(kind, limit=_SHOWN)
-    return tuple((one.hash, f"{one.name} ({one.hash[:10]})") for one in listed)
+    return tuple(map(_choice, service.store.documents.listed(kind, limit=_SHOWN)))
+
+
+def _choice(kept: Kept) -> tuple[str, str]:
+    return kept.hash, f"{kept.name} ({kept.hash[:10]})"
 
 
 def _search_fields(service: Service, *between: Field) -> list[Field]:
@@ -174,10 +179,21 @@ _FORMS: dict[str, tuple[Callable[[Service], list[Field]], type, str, str]] = {
 """Kind of job -> its fields, its request, what must be kept for it, and its title."""
 
 
+def _with(service: Service, fields: list[Field], chosen: str | None) -> list[Field]:
+    """The fields, with ``chosen`` among the documents of the first one, however old it is."""
+    first, *others = fields
+    if chosen is None or chosen in dict(first.choices):
+        return fields
+    kept = service.store.documents.kept(first.name, chosen)
+    if kept is None:
+        return fields
+    return [replace(first, choices=(*first.choices, _choice(kept))), *others]
+
+
 def show(request: Request, service: Service, kind: str, chosen: str | None) -> Response:
     """The empty form; ``chosen`` is the profile's or routing's hash."""
     fields, _, needs, title = _FORMS[kind]
-    filled = Filled.fresh(fields(service), **{needs: chosen})
+    filled = Filled.fresh(_with(service, fields(service), chosen), **{needs: chosen})
     at = chosen or next((value for value, _ in filled.fields[0].choices), None)
     kept = None if at is None else service.store.documents.kept(needs, at)
     if kept is not None and "memory_bytes" in kept.summary:
@@ -188,7 +204,7 @@ def show(request: Request, service: Service, kind: str, chosen: str | None) -> R
 def submit(request: Request, service: Service, kind: str, typed: Typed) -> Response:
     """On to the job, or back to the form with what is wrong."""
     fields, model, needs, title = _FORMS[kind]
-    filled = Filled(fields(service), typed)
+    filled = Filled(_with(service, fields(service), next(iter(typed.get(needs, ())), None)), typed)
     asked = filled.read(model)
     status = 422
     if asked is not None:

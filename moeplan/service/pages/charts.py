@@ -57,8 +57,22 @@ def frontier(points: Sequence[Point]) -> list[Point]:
     return best
 
 
-def chart(title: str, points: Sequence[Point], x: Axis, y: Axis) -> Markup:
-    """The drawing and its legend; nothing where there are no two different points."""
+def chart(
+    title: str, points: Sequence[Point], x: Axis, y: Axis, order: Sequence[str] = ()
+) -> Markup:
+    """The drawing and its legend; nothing where there are no two different points.
+
+    Parameters
+    ----------
+    title
+        Above it.
+    points
+        What is drawn; the first ones lie on top.
+    x, y
+        Their axes.
+    order
+        Groups that come first, so that they look alike in all charts with the same order.
+    """
     if len({(one.x, one.y) for one in points}) < 2:
         return Markup()
     low = min(one.x for one in points)
@@ -71,14 +85,15 @@ def chart(title: str, points: Sequence[Point], x: Axis, y: Axis) -> Markup:
         across = _LEFT + (one_x - x_low) / (x_high - x_low) * (_WIDE - _LEFT - _RIGHT)
         return across, _TALL - _BOTTOM - one_y / y_high * (_TALL - _TOP - _BOTTOM)
 
-    groups = list(dict.fromkeys(one.group for one in points))
+    groups = list(dict.fromkeys([*order, *(one.group for one in points)]))
+    there = {one.group for one in points}
     drawn = [_axes(x, y, (x_low, x_high), y_high, at)]
     steps = [at(one.x, one.y) for one in frontier(points)]
     if len(steps) > 1:
         way = f"M{steps[0][0]:.1f} {steps[0][1]:.1f}"
         way += "".join(f"H{across:.1f}V{up:.1f}" for across, up in steps[1:])
         drawn.append(Markup('<path class="frontier" d="{}"/>').format(way))
-    for one in points:
+    for one in reversed(points):
         look = groups.index(one.group)
         drawn.append(
             Markup('<a href="{}" aria-label="{}">{}</a>').format(
@@ -90,6 +105,7 @@ def chart(title: str, points: Sequence[Point], x: Axis, y: Axis) -> Markup:
             '<li><svg class="mark" viewBox="0 0 16 16" aria-hidden="true">{}</svg>{}</li>'
         ).format(_mark(index, 8, 8), group)
         for index, group in enumerate(groups)
+        if group in there
     )
     return Markup(
         '<figure><figcaption>{}</figcaption><svg class="chart" viewBox="0 0 {} {}" role="group" '

@@ -132,7 +132,7 @@ def _matrix(inputs: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, dic
 
 def _charts(service: Service, inputs: dict[str, Any], rows: list[dict[str, Any]]) -> list[Any]:
     """Frontiers: memory and speed, waiting and speed, budget and speed."""
-    memory, waiting = [], []
+    memory, waiting, order = [], [], inputs["solvers"]
     for row in rows:
         words = f"{row['solver']} for {row['objective']}"
         speed, link = row["tokens_per_second"], f"/plans/{row['plan']}"
@@ -146,13 +146,16 @@ def _charts(service: Service, inputs: dict[str, Any], rows: list[dict[str, Any]]
             said = f"{words}: {rate}, first token after {human_time(first)}"
             waiting.append(Point(first, speed, row["solver"], said, link))
     return [
-        chart("Memory and speed", memory, Axis("device peak", human_bytes, 1024), _SPEED),
-        chart("First token and speed", waiting, Axis("first token after", human_time), _SPEED),
+        chart("Memory and speed", memory, Axis("device peak", human_bytes, 1024), _SPEED, order),
+        chart(
+            "First token and speed", waiting, Axis("first token after", human_time), _SPEED, order
+        ),
         chart(
             "Budgets and speed, of all plans for this profile and work",
             _budgets(service, inputs),
             Axis("device budget", human_bytes, 1024),
             _SPEED,
+            order,
         ),
     ]
 
