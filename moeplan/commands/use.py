@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -26,7 +27,7 @@ from moeplan.commands.common import (
     trace_summary,
 )
 from moeplan.options import check_outputs, optional_pace, read_prompts
-from moeplan.output import human_bytes, human_number, human_time
+from moeplan.output import Reporter, human_bytes, human_number, human_time
 from moeplan.words import explain_trace, range_words
 from planner.comparable import disk_pace, pace_words
 from planner.documents import (
@@ -37,7 +38,10 @@ from planner.documents import (
     write_document,
 )
 from planner.profiles import load_profile
-from solvers.errors import InputError, OptionError
+from solvers.errors import InputError, MoeplanError, OptionError
+
+if TYPE_CHECKING:
+    from executor import Output, Sampling
 
 __all__ = ["check", "run", "verify"]
 
@@ -102,10 +106,35 @@ def run(
         str | None,
         typer.Option("--disk-bandwidth", help="Slow the disk down (as when it was profiled)."),
     ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option("--temperature", help="Draw tokens at it (the likeliest is taken)."),
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", help="Draw among the k likeliest only.")
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option("--top-p", help="Draw among the likeliest with this probability together."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of the drawing (0).")] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option("--stop", help="A text that ends an output (repeat for more)."),
+    ] = None,
+    stop_token: Annotated[
+        list[int] | None, typer.Option("--stop-token", help="A token id that ends one, likewise.")
+    ] = None,
+    verify_reads: Annotated[
+        bool,
+        typer.Option("--verify", help="Hold all that is read from a store against its checksums."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Carry a plan out on prompts."""
     reporter = reporter_of(ctx)
+    sampling = _sampling(temperature, top_k, top_p, seed)
+    stops = (*(stop or ()), *(stop_token or ()))
     plan = load_plan(plan_file)
     asked = read_prompts(prompts)
     places = (plan.locations.checkpoint, plan.locations.store, plan.locations.profile)
@@ -133,22 +162,24 @@ def run(
             store=store,
             profile=profile,
             paced_bytes_per_second=pace,
+            verify=verify_reads,
             progress=progress,
             prompts=asked,
             max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            stop=stops,
         )
     with loaded as engine:
-        with reporter.steps("run") as progress:
-            outputs = engine.generate(
-                asked,
-                plan.workload.new_tokens if max_new_tokens is None else max_new_tokens,
-                progress,
-            )
+        try:
+            with reporter.steps("run") as progress:
+                outputs = engine.generate(
+                    asked, max_new_tokens, progress, sampling=sampling, stop=stops
+                )
+        except (MoeplanError, KeyboardInterrupt):
+            _keep_finished(reporter, engine.outputs, out)
+            raise
         made = engine.trace()
-    lines: list[dict[str, Any]] = [
-        {"prompt": output.prompt, "text": output.text, "token_ids": list(output.token_ids)}
-        for output in outputs
-    ]
+    lines = _lines(outputs)
     give_outputs(reporter, lines, out)
     if trace is not None:
         write_document(made, trace)
@@ -161,6 +192,45 @@ def run(
             "trace": str(trace) if trace is not None else None,
         }
     )
+
+
+def _sampling(
+    temperature: float | None, top_k: int | None, top_p: float | None, seed: int | None
+) -> Sampling | None:
+    """How tokens are drawn, if at all.
+
+    Raises
+    ------
+    OptionError
+        If a value is out of range, or has no effect.
+    """
+    from executor import Sampling
+
+    if temperature is not None:
+        return Sampling(temperature, top_k, top_p, 0 if seed is None else seed)
+    for option, value in (("--top-k", top_k), ("--top-p", top_p), ("--seed", seed)):
+        if value is not None:
+            raise OptionError(
+                f"{option} has no effect without --temperature: the likeliest token is taken"
+            )
+    return None
+
+
+def _lines(outputs: Sequence[Output]) -> list[dict[str, Any]]:
+    return [
+        {"prompt": output.prompt, "text": output.text, "token_ids": list(output.token_ids)}
+        for output in outputs
+    ]
+
+
+def _keep_finished(reporter: Reporter, outputs: Sequence[Output], out: Path | None) -> None:
+    """What had ended when a run was stopped is not lost."""
+    finished = [output for output in outputs if output.finished]
+    if not finished:
+        return
+    give_outputs(reporter, _lines(finished), out)
+    if out is not None:
+        reporter.note(f"moeplan: {len(finished)} of {len(outputs)} outputs had ended: see {out}")
 
 
 def verify(

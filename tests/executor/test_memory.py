@@ -46,7 +46,8 @@ with Engine.from_plan(plan) as engine:
     for offset in range(0, len(buffer), 4096):
         buffer[offset] = buffer[offset]
     prompts = json.loads(sys.argv[2])
-    tokens = [list(output.token_ids) for output in engine.generate(prompts)]
+    limits = json.loads(sys.argv[3])
+    tokens = [list(output.token_ids) for output in engine.generate(prompts, limits)]
     totals = engine.trace().totals
 print(json.dumps({
     "tokens": tokens,
@@ -115,12 +116,14 @@ def test_process_stays_within_its_budget(
     with open_weights(checkpoint, store) as source:
         model = source.model
     assert model.total_bytes > 3 * budget
-    requests = 24 if prompt_tokens < 100 else 2
+    # twice as many as there are places: new ones begin while others go on
+    requests, places = (24, 12) if prompt_tokens < 100 else (4, 2)
+    limits = [1 + 3 * i % 5 for i in range(requests)]
     workload = Workload(requests, prompt_tokens, 5)
     base = replace(
         smallest_policy(model, model.dtype_bytes),
         n_batches=2,
-        batch_size=requests // 2,
+        batch_size=places // 2,
         slots=3,
         dense_slots=2,
         chunk_bytes=4 * MIB,
@@ -133,12 +136,13 @@ def test_process_stays_within_its_budget(
         [3 + (7 * i + 11 * j) % 2900 for j in range(max(prompt_tokens - 3 * i, 1))]
         for i in range(requests)
     ]
-    command = [sys.executable, "-c", RUN, str(tmp_path / "plan.json"), json.dumps(prompts)]
+    given = [json.dumps(prompts), json.dumps(limits)]
+    command = [sys.executable, "-c", RUN, str(tmp_path / "plan.json"), *given]
     done, group_peak = capped(budget + OVERHEAD_BYTES, command)
     assert done.returncode == 0, done.stderr[-2000:]
     result = json.loads(done.stdout)
     print({key: value / MIB for key, value in result.items() if key != "tokens"}, group_peak / MIB)
-    assert [len(tokens) for tokens in result["tokens"]] == [5] * requests
+    assert [len(tokens) for tokens in result["tokens"]] == limits
     assert result["device_peak"] <= budget
     assert result["process_peak"] <= budget + OVERHEAD_BYTES
     assert group_peak <= budget + OVERHEAD_BYTES
