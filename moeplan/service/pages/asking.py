@@ -82,16 +82,17 @@ def _search_fields(service: Service, *between: Field) -> list[Field]:
             more=True,
             help="What of the first objective the second may cost: 1% unless given.",
         ),
-        Field(
-            "time_limit_seconds",
-            "Time limit",
-            number,
-            optional=True,
-            more=True,
-            help="Seconds for a solver that searches: 10 unless given.",
-        ),
-        Field("seed", "Seed", whole, ("0",), optional=True, more=True),
+        *_of_search("solver", 10),
     ]
+
+
+def _of_search(what: str, seconds: int) -> tuple[Field, Field]:
+    """How long, and from which seed."""
+    help = f"Seconds for a {what} that searches: {seconds} unless given."
+    return (
+        Field("time_limit_seconds", "Time limit", number, optional=True, more=True, help=help),
+        Field("seed", "Seed", whole, ("0",), optional=True, more=True),
+    )
 
 
 def plan_fields(service: Service) -> list[Field]:
@@ -159,15 +160,7 @@ def placement_fields(service: Service) -> list[Field]:
         Field("inter_bandwidth", "Bandwidth between nodes", bandwidth, optional=True, more=True),
         Field("batch", "Batch", whole, ("1",), more=True, help="Sequences in a step."),
         Field("scenarios", "Scenarios", whole, ("512",), more=True),
-        Field(
-            "time_limit_seconds",
-            "Time limit",
-            number,
-            optional=True,
-            more=True,
-            help="Seconds for a method that searches: 30 unless given.",
-        ),
-        Field("seed", "Seed", whole, ("0",), optional=True, more=True),
+        *_of_search("method", 30),
     ]
 
 

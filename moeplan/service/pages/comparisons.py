@@ -11,56 +11,27 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from moeplan.output import human_bytes, human_number, human_time
-from moeplan.service.pages import asking
-from moeplan.service.pages.asking import Chosen
 from moeplan.service.pages.charts import Axis, Point, chart
-from moeplan.service.pages.forms import Form
+from moeplan.service.pages.lists import add_form, add_list
 from moeplan.service.pages.render import page
 from moeplan.service.routes.common import (
-    After,
     Context,
     Digest,
-    PageLimit,
-    Search,
     Service,
     found,
 )
-from moeplan.service.views import DocumentList
 from moeplan.words import objective_value
 from planner.documents import Workload
 
 __all__ = ["router"]
 
 router = APIRouter(include_in_schema=False)
+add_list(router, "/compare", "comparison", "comparisons.html")
+add_form(router, "/compare/new", "compare")
 
 _MOST_BUDGETS = 200
 """Plans that are looked through for other budgets, the newest."""
 _SPEED = Axis("tokens/s predicted", human_number)
-
-
-@router.get("/compare")
-def list_comparisons(
-    request: Request,
-    service: Context,
-    limit: PageLimit = 50,
-    after: After = None,
-    search: Search = None,
-) -> Response:
-    """All comparisons."""
-    listed = DocumentList.of(service.store, "comparison", limit=limit, after=after, search=search)
-    return page(request, "comparisons.html", listed=listed, search=search or "")
-
-
-@router.get("/compare/new")
-def new_comparison(request: Request, service: Context, profile: Chosen = None) -> Response:
-    """The form."""
-    return asking.show(request, service, "compare", profile)
-
-
-@router.post("/compare/new")
-def ask_comparison(request: Request, service: Context, typed: Form) -> Response:
-    """On to the job."""
-    return asking.submit(request, service, "compare", typed)
 
 
 @dataclass(frozen=True, slots=True)

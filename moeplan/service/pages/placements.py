@@ -7,42 +7,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from moeplan.service.entries import kept_document
-from moeplan.service.pages import asking
-from moeplan.service.pages.asking import Chosen
-from moeplan.service.pages.forms import Form
+from moeplan.service.pages.lists import add_form, add_list
 from moeplan.service.pages.render import page
-from moeplan.service.routes.common import After, Context, Digest, PageLimit, Search, found
-from moeplan.service.views import DocumentList
+from moeplan.service.routes.common import Context, Digest, found
 from planner.documents import ExpertPlacement
 
 __all__ = ["router"]
 
 router = APIRouter(include_in_schema=False)
-
-
-@router.get("/placements")
-def list_placements(
-    request: Request,
-    service: Context,
-    limit: PageLimit = 50,
-    after: After = None,
-    search: Search = None,
-) -> Response:
-    """All placements."""
-    listed = DocumentList.of(service.store, "placement", limit=limit, after=after, search=search)
-    return page(request, "placements.html", listed=listed, search=search or "")
-
-
-@router.get("/placements/new")
-def new_placement(request: Request, service: Context, routing: Chosen = None) -> Response:
-    """The form."""
-    return asking.show(request, service, "place", routing)
-
-
-@router.post("/placements/new")
-def ask_placement(request: Request, service: Context, typed: Form) -> Response:
-    """On to the job."""
-    return asking.submit(request, service, "place", typed)
+add_list(router, "/placements", "placement", "placements.html")
+add_form(router, "/placements/new", "place")
 
 
 @router.get("/placements/{digest}")

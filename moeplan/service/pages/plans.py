@@ -21,59 +21,31 @@ from moeplan.page_parts import (
     timeline_track,
 )
 from moeplan.service.entries import kept_document
-from moeplan.service.pages import asking
 from moeplan.service.pages.asking import Chosen
-from moeplan.service.pages.forms import Form
+from moeplan.service.pages.lists import add_form, add_list
 from moeplan.service.pages.render import page
 from moeplan.service.pages.sides import expert_words, figures
 from moeplan.service.problems import Refusal
 from moeplan.service.requests import ExplainRequest
 from moeplan.service.routes.common import (
-    After,
     Context,
     Digest,
-    PageLimit,
-    Search,
     Service,
     found,
 )
 from moeplan.service.routes.plans import explain_inputs
 from moeplan.service.store import Kept
 from moeplan.service.store.jobs import job_id
-from moeplan.service.views import DocumentList
 from planner.documents import Hardware, ModelSpec, Plan, Trace
 
 __all__ = ["router"]
 
 router = APIRouter(include_in_schema=False)
+add_list(router, "/plans", "plan", "plans.html")
+add_form(router, "/plans/new", "plan")
 
 _RUNS = 20
 """Runs of a plan that its page offers, the newest."""
-
-
-@router.get("/plans")
-def list_plans(
-    request: Request,
-    service: Context,
-    limit: PageLimit = 50,
-    after: After = None,
-    search: Search = None,
-) -> Response:
-    """All plans, or those whose name holds a text."""
-    listed = DocumentList.of(service.store, "plan", limit=limit, after=after, search=search)
-    return page(request, "plans.html", listed=listed, search=search or "")
-
-
-@router.get("/plans/new")
-def new_plan(request: Request, service: Context, profile: Chosen = None) -> Response:
-    """The form."""
-    return asking.show(request, service, "plan", profile)
-
-
-@router.post("/plans/new")
-def ask_plan(request: Request, service: Context, typed: Form) -> Response:
-    """On to the job."""
-    return asking.submit(request, service, "plan", typed)
 
 
 @dataclass(frozen=True, slots=True)

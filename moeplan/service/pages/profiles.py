@@ -7,27 +7,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from moeplan.service.entries import kept_document
+from moeplan.service.pages.lists import add_list
 from moeplan.service.pages.render import page
-from moeplan.service.routes.common import After, Context, Digest, PageLimit, Search, found
-from moeplan.service.views import DocumentList
+from moeplan.service.routes.common import Context, Digest, found
 from planner.documents import CostProfile, Hardware, ModelSpec, ProfileIndex, RoutingTrace
 
 __all__ = ["router"]
 
 router = APIRouter(include_in_schema=False)
-
-
-@router.get("/profiles")
-def list_profiles(
-    request: Request,
-    service: Context,
-    limit: PageLimit = 50,
-    after: After = None,
-    search: Search = None,
-) -> Response:
-    """What can be planned for."""
-    listed = DocumentList.of(service.store, "profile", limit=limit, after=after, search=search)
-    return page(request, "profiles.html", listed=listed, search=search or "")
+add_list(router, "/profiles", "profile", "profiles.html")
 
 
 @router.get("/profiles/{digest}")

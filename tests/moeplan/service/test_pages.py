@@ -131,7 +131,7 @@ def test_from_a_profile_to_a_timeline_and_a_comparison(
     names = page.evaluate("data.tracks.map(track => track.name)")
     assert names == ["Predicted", "Measured"]
 
-    page.goto(f"/compare/new?profile={page.evaluate(PROFILE_OF)}")
+    page.goto(f"/compare/new?of={page.evaluate(PROFILE_OF)}")
     for solver in page.get_by_role("group", name="Solvers").get_by_role("checkbox").all():
         solver.set_checked(solver.get_attribute("value") in ("lru", "lifo"))
     page.get_by_role("group", name="Objectives").get_by_label("bytes").check()
@@ -282,7 +282,7 @@ def site(
                 "job": f"/jobs/{waiting}",
                 "profiles": "/profiles",
                 "profile": f"/profiles/{profile}",
-                "new plan": f"/plans/new?profile={profile}",
+                "new plan": f"/plans/new?of={profile}",
                 "new comparison": "/compare/new",
                 "new placement": "/placements/new",
             },
