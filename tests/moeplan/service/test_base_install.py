@@ -124,7 +124,7 @@ print(planner.__file__)
 def test_planning_needs_no_extra(programs: Path, profile_folder: Path, tmp_path: Path) -> None:
     asked = ("--requests", 4, "--prompt-tokens", 16, "--new-tokens", 4)
     out = tmp_path / "plan.json"
-    limits = ("--memory", "1500kB", "--time-limit", 1, "--out", out)
+    limits = ("--memory", "1500kB", "--time-limit", 0.2, "--out", out)
     done = run(programs / "moeplan", "plan", profile_folder, *asked, *limits)
     assert done.returncode == 0, done.stderr
     assert run(programs / "moeplan", "check", out).returncode == 0
