@@ -233,7 +233,7 @@ def test_what_does_not_fit_is_refused(checkpoint_of: Callable[..., Path]) -> Non
     for prompts, tokens, batch, words in (
         ([], 1, None, "no prompt"),
         ([[]], 1, None, "prompt 1 is empty"),
-        ([[1], [5000]], 1, None, "prompt 2 has a token outside"),
+        ([[1], [5000]], 1, None, "prompt 2 has token 5000, which is outside"),
         ([[1]], 1024, None, "context of 1024"),
         ([[1]], 0, None, "1 is the least"),
         ([[1], [1]], 1, 2, "have no effect"),
