@@ -30,6 +30,7 @@ from executor.failures import out_of_memory
 from executor.generation import Generation
 from executor.prompts import Prompts, check_limit, check_stop, decode, encode
 from executor.reference import Reference
+from executor.routing import Recorded, check_recorded
 from executor.sampling import Sampler, Sampling
 from executor.source import WeightSource, open_weights
 from executor.texts import TextStream
@@ -216,6 +217,7 @@ class Engine(Closing):
         *,
         sampling: Sampling | None = None,
         stop: Sequence[int | str] = (),
+        recorded: Recorded | None = None,
     ) -> list[Output]:
         """Continue each prompt.
 
@@ -232,17 +234,21 @@ class Engine(Closing):
         stop
             Token ids and texts that end a sequence, beside the checkpoint's own end tokens. They
             are still part of the output, as with transformers.
+        recorded
+            What an earlier run of the same prompts chose (``recording``), for a plan whose
+            eviction is ``belady``; where this run chooses otherwise, it is slower and no more.
 
         Raises
         ------
         OptionError
             If prompts are more or longer than the plan's workload, more tokens are asked for, there
-            is no room to draw, or the engine is at work.
+            is no room to draw, the recording is missing or of no use, or the engine is at work.
         RunError
             If the machine stops the run; ``outputs`` then holds what is there. ``CancelledError``
             after ``cancel``.
         """
-        asked = self._ask(prompts, max_new_tokens, sampling, stop, pieces=False)
+        check_recorded(recorded, self._source.model, self.plan.policy)
+        asked = self._ask(prompts, max_new_tokens, sampling, stop, pieces=False, recorded=recorded)
         with self._kept(asked):
             asked.run.run(progress)
         return self.outputs
@@ -293,6 +299,7 @@ class Engine(Closing):
         stop: Sequence[int | str],
         *,
         pieces: bool,
+        recorded: Recorded | None = None,
     ) -> _Asked:
         plan, model = self.plan, self._source.model
         limit = check_limit(plan.workload, max_new_tokens, len(prompts))
@@ -311,6 +318,7 @@ class Engine(Closing):
             self._end_tokens | ends,
             sampler=None if sampling is None else Sampler(sampling),
             texts=texts,
+            recorded=recorded,
         )
         return _Asked(
             [
@@ -381,6 +389,10 @@ class Engine(Closing):
     def routing(self) -> TraceArrays:
         """Which experts each token of the last ``generate`` chose."""
         return self._last_run().routing.arrays()
+
+    def recording(self) -> Recorded:
+        """The same, pass by pass."""
+        return self._last_run().routing.passes()
 
     def _last_run(self) -> Generation:
         if self._run is None:

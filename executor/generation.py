@@ -12,7 +12,7 @@ import torch
 from executor.allocator import peak_resident_bytes
 from executor.device import Device
 from executor.failures import out_of_memory
-from executor.routing import RoutingLog
+from executor.routing import Recorded, RoutingLog, needs_of
 from executor.runtime import Runtime
 from executor.sampling import Sampler
 from executor.schedule import Schedule
@@ -42,6 +42,8 @@ class Generation:
         Draws tokens; None: the likeliest is taken.
     texts
         The text of each sequence, given its tokens as they come; it may end the sequence.
+    recorded
+        What a run of the same prompts chose, for eviction by ``belady``.
 
     Attributes
     ----------
@@ -61,6 +63,7 @@ class Generation:
         ahead: bool = False,
         sampler: Sampler | None = None,
         texts: Sequence[TextStream] | None = None,
+        recorded: Recorded | None = None,
     ) -> None:
         self._device, self._prompts = device, prompts
         self._limits = [limit] * len(prompts) if isinstance(limit, int) else list(limit)
@@ -78,7 +81,10 @@ class Generation:
         self.ended: set[int] = set()
         self.routing = RoutingLog(device.source.model, ahead=ahead)
         self.recorder = device.memory.recorder()
-        self._schedule = Schedule(device.policy, device.units, passes)
+        needs = None
+        if recorded is not None:
+            needs = needs_of(recorded, device.source.model, device.policy)
+        self._schedule = Schedule(device.policy, device.units, passes, needs=needs)
         self._transfers = device.memory.transfers(self._schedule, device.copy, self.recorder)
         self._runtime = Runtime(
             device,
@@ -188,6 +194,7 @@ class Generation:
             passes=len(self._pass_ns),
             bytes_read=self._device.bytes_read - self._bytes_before,
             wasted_prefetch_bytes=self._transfers.wasted_bytes,
+            served=dict(sorted(self._schedule.served.items())),
             bubble_inter_layer_ns=recorder.total_ns("wait_dense"),
             bubble_intra_layer_ns=recorder.total_ns("wait_expert") + recorder.total_ns("wait_head"),
             duration_by_kind_ns=recorder.durations(),

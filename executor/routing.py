@@ -8,10 +8,53 @@ import numpy as np
 import numpy.typing as npt
 
 from executor.device import Device
-from planner.documents import ModelSpec
+from executor.units import Unit
+from planner.documents import ModelSpec, Policy
 from planner.routing import TraceArrays
+from solvers.errors import OptionError
 
-__all__ = ["RoutingLog"]
+__all__ = ["Recorded", "RoutingLog", "check_recorded", "needs_of"]
+
+Recorded = Sequence[npt.NDArray[np.uint16]]
+"""What the tokens of each pass of a run chose: [tokens, moe_layers, top_k] a pass."""
+
+
+def check_recorded(recorded: Recorded | None, model: ModelSpec, policy: Policy) -> None:
+    """Refuse a run whose recording is missing, of no use, or of another model.
+
+    Raises
+    ------
+    OptionError
+        Saying which.
+    """
+    if recorded is None and policy.eviction == "belady":
+        raise OptionError(
+            "the plan's eviction is belady: give what an earlier run of the same prompts chose"
+        )
+    if recorded is None:
+        return
+    if policy.eviction != "belady":
+        raise OptionError("a recording has no effect: the plan's eviction is not belady")
+    routers = [spec for spec in model.layers if spec.experts]
+    most = max((spec.experts for spec in routers), default=0)
+    for chosen in recorded:
+        if chosen.ndim != 3 or chosen.shape[1] != len(routers) or (chosen >= most).any():
+            raise OptionError(f"the recording is not of {model.name}: record a run of this model")
+
+
+def needs_of(recorded: Recorded, model: ModelSpec, policy: Policy) -> dict[Unit, list[int]]:
+    """In which stages, counted through all passes, a recorded run needed each expert and tile."""
+    layers = len(model.layers)
+    moe = [spec.index for spec in model.layers if spec.experts]
+    found: dict[Unit, list[int]] = {}
+    for number, chosen in enumerate(recorded):
+        first = number * (layers + 1)
+        for column, layer in enumerate(moe):
+            for expert in np.unique(chosen[:, column]).tolist():
+                found.setdefault(Unit(layer, "expert", expert), []).append(first + layer)
+        for tile in range(policy.head_tiles):
+            found.setdefault(Unit(layers, "head", tile), []).append(first + layers)
+    return found
 
 
 class RoutingLog:
@@ -59,6 +102,10 @@ class RoutingLog:
         if self._ahead is not None and column < len(self.moe_layers):
             following = device.operations.look_ahead(self.moe_layers[column])
             self._ahead[-1][:, column] = following.cpu().numpy()
+
+    def passes(self) -> Recorded:
+        """The choices pass by pass."""
+        return tuple(self._experts)
 
     def arrays(self) -> TraceArrays:
         """All choices, by sequence and position."""

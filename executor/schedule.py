@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from executor.eviction import Needs, Worths
 from executor.units import Unit, Units
-from planner.documents import Event, Policy
+from planner.documents import Event, Policy, ServedAs
 from solvers.errors import RunError
 
 __all__ = ["Chunk", "Routed", "Schedule"]
@@ -76,6 +77,21 @@ class Schedule:
         Passes of the whole run, over all groups.
     clock
         Nanoseconds, for the age of cached contents only.
+    needs
+        Of a recorded run, for eviction by ``belady``.
+
+    Attributes
+    ----------
+    wasted_bytes
+        Bytes of prefetches that were not used.
+    served
+        How often an active expert was met in each way; a prefetch that was not complete when the
+        router spoke counts as on demand.
+
+    Raises
+    ------
+    OptionError
+        If ``belady`` has nothing recorded.
     """
 
     def __init__(
@@ -84,7 +100,9 @@ class Schedule:
         units: Units,
         passes: int,
         clock: Callable[[], int] = time.perf_counter_ns,
+        needs: Needs | None = None,
     ) -> None:
+        self._worths = Worths(policy, units, needs)
         self._clock = clock
         self._policy = policy
         self._units = units
@@ -107,6 +125,7 @@ class Schedule:
         streaming = {u.stage for u in units.sizes if u.kind != "dense" and u not in units.resident}
         self._share = max(policy.slots // max(len(streaming), 1), 1)
         self.wasted_bytes = 0
+        self.served: Counter[ServedAs] = Counter()
 
     # --- what the copy channel asks -----------------------------------------------------------
 
@@ -211,13 +230,13 @@ class Schedule:
         evictable = [load for load in self._cached.values() if not own or load.unit.stage == stage]
         if not evictable:
             return None
-        if lifo:
-            victim = max(evictable, key=lambda load: load.arrival)
-        else:
-            # the least recently used; equal ages go by stage, then index
-            victim = min(evictable, key=lambda load: (load.age_ns, load.unit))
+        victim = min(evictable, key=self._worth)
         del self._cached[victim.unit], self._loads[victim.unit]
         return victim.slot
+
+    def _worth(self, load: _Load) -> tuple[Any, ...]:
+        routed = self._routed_sequence == self._sequence
+        return self._worths.of(load.unit, load.age_ns, load.arrival, self._sequence, routed)
 
     def _slots_of(self, stage: int) -> int:
         """Slots that hold experts or tiles of one stage."""
@@ -283,6 +302,7 @@ class Schedule:
         self._routed_sequence = self._sequence
         stage = self._sequence % self._stages
         wanted = set(active)
+        self.served.update(self._served_as(unit) for unit in active if unit.kind == "expert")
         partial: Unit | None = None
         chained = self._chain_load
         if chained is not None and chained.sequence == self._sequence:
@@ -312,6 +332,14 @@ class Schedule:
         self._demand.extend((*first, *rest))
         return Routed(ready, (*first, *rest))
 
+    def _served_as(self, unit: Unit) -> ServedAs:
+        if unit in self._units.resident:
+            return "resident"
+        if unit in self._cached:
+            return "cached"
+        load = self._loads.get(unit)
+        return "prefetched" if load is not None and load.complete else "on_demand"
+
     def _drop(self, load: _Load) -> None:
         """A prefetch that is not active."""
         self.wasted_bytes += load.copied_bytes
@@ -328,6 +356,7 @@ class Schedule:
         """A computation from ``unit`` has ended."""
         load = self._loads.get(unit)
         if load is not None:
+            self._worths.used(unit)
             self._release(load)
 
     def _release(self, load: _Load) -> None:

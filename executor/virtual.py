@@ -12,7 +12,7 @@ from typing import Literal
 
 from executor.schedule import Chunk, Schedule
 from executor.units import Unit, Units
-from planner.documents import Event, Policy
+from planner.documents import Event, Policy, ServedAs
 from solvers.errors import RunError
 
 __all__ = ["VirtualResult", "VirtualStage", "run_virtual"]
@@ -42,13 +42,15 @@ class VirtualStage:
 
 @dataclass(frozen=True, slots=True)
 class VirtualResult:
-    """Events in the order in which they began, on each channel; and when each pass ended."""
+    """Events in the order in which they began, on each channel; when each pass ended; how often an
+    active expert was served in each way."""
 
     compute: tuple[Event, ...]
     copies: tuple[Event, ...]
     pass_end_ns: tuple[int, ...]
     copied_bytes: int
     wasted_bytes: int
+    served: dict[ServedAs, int]
 
 
 def run_virtual(
@@ -76,6 +78,18 @@ def run_virtual(
     return _Virtual(policy, units, passes, chunk_ns).run()
 
 
+def _needs(units: Units, passes: Sequence[Sequence[VirtualStage]]) -> dict[Unit, list[int]]:
+    """When each unit is needed, as ``Schedule`` takes it."""
+    found: dict[Unit, list[int]] = {}
+    for index, stages in enumerate(passes):
+        for stage, times in enumerate(stages):
+            kind: Literal["expert", "head"] = "head" if stage == units.layers else "expert"
+            for item, _, _ in times.work:
+                here = index * (units.layers + 1) + stage
+                found.setdefault(Unit(stage, kind, item), []).append(here)
+    return found
+
+
 class _Virtual:
     def __init__(
         self,
@@ -88,7 +102,8 @@ class _Virtual:
         self._passes = passes
         self._chunk_ns = chunk_ns
         self._now = 0
-        self._schedule = Schedule(policy, units, len(passes), lambda: self._now)
+        needs = _needs(units, passes) if policy.eviction == "belady" else None
+        self._schedule = Schedule(policy, units, len(passes), lambda: self._now, needs)
         self._flying: Chunk | None = None
         self._ends = 0
         self._compute: list[Event] = []
@@ -109,6 +124,7 @@ class _Virtual:
             tuple(ends),
             self._copied_bytes,
             self._schedule.wasted_bytes,
+            dict(self._schedule.served),
         )
 
     def _stage(self, index: int, stage: int, times: VirtualStage) -> None:

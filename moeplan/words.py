@@ -9,7 +9,7 @@ from rich.text import Text
 
 from moeplan.output import human_bytes, human_number, human_time
 from planner.comparable import not_comparable
-from planner.documents import Hardware, ModelSpec, Plan, Range, Trace, Workload
+from planner.documents import Hardware, ModelSpec, Plan, Range, Trace, TraceTotals, Workload
 from planner.objectives import objective_named
 from solvers.errors import OptionError
 
@@ -25,6 +25,7 @@ __all__ = [
     "objective_value",
     "objective_words",
     "range_words",
+    "served_words",
     "tokens_per_second",
 ]
 
@@ -134,6 +135,10 @@ def _keeps(plan: Plan, model: ModelSpec | None) -> str:
         "none": "given back after use",
         "lru": "kept until the room is needed (least recently used first)",
         "lifo": "kept until the layer's share of them is needed (last in, first out)",
+        "fifo": "kept until the room is needed (first in, first out)",
+        "frequency": "kept until the room is needed (least frequently used first)",
+        "plan": "kept until the room is needed (what the plan copies farthest ahead first)",
+        "belady": "kept until the room is needed (what a recorded run needs farthest ahead first)",
     }[policy.eviction]
     return f"{text}; {kept}. {_count(policy.dense_slots, 'slot')} for dense parts."
 
@@ -245,6 +250,8 @@ def explain_trace(
         f"{human_bytes(totals.device_peak_bytes)} of {human_bytes(totals.device_budget_bytes)}; "
         f"process peak {human_bytes(totals.process_peak_bytes)}."
     )
+    if totals.served:
+        text += f" {served_words(totals)}"
     paragraphs = [text]
     if plan is not None:
         promised = plan.predicted.tokens_per_second
@@ -257,6 +264,25 @@ def explain_trace(
             f"Promised were tokens/s {range_words(promised)}; the run was {abs(off):.0f}% {way}."
         )
     return paragraphs
+
+
+_SERVED_WORDS = {
+    "resident": "always in memory",
+    "cached": "kept from before",
+    "prefetched": "copied ahead",
+    "on_demand": "copied on demand",
+}
+
+
+def served_words(totals: TraceTotals) -> str:
+    """How the experts that routers chose were met."""
+    count = sum(totals.served.values())
+    shares = [
+        f"{_share(totals.served[how], count)} {words}"
+        for how, words in _SERVED_WORDS.items()
+        if how in totals.served
+    ]
+    return f"Of {_count(count, 'expert')} that layers needed: {', '.join(shares)}."
 
 
 def memory_bars(by_purpose: Mapping[str, int], capacity_bytes: int, width: int = 40) -> Table:

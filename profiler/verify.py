@@ -90,6 +90,11 @@ class Verification:
     not_comparable
         Why nothing here judges the prediction: the run did other work than planned, or the disk
         was paced otherwise; None where it judges.
+    wasted_prefetch_bytes
+        Bytes of ``bytes_read`` that were copied before a router spoke and that it did not choose.
+    served
+        Active experts by how they were met, over all layers and passes; empty where the trace has
+        no such counts.
     drift
         Time of a fixed operation beside the run over its time while profiling: the machine's own
         share of an error. None where either is not known. It corrects nothing.
@@ -108,6 +113,8 @@ class Verification:
     device_peak_bytes: Comparison
     notes: tuple[str, ...]
     not_comparable: str | None
+    wasted_prefetch_bytes: int
+    served: dict[str, int]
     drift: float | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -191,6 +198,8 @@ def verify(
         ),
         notes=tuple(notes),
         not_comparable=apart,
+        wasted_prefetch_bytes=measured.wasted_prefetch_bytes,
+        served={str(how): count for how, count in measured.served.items()},
         drift=drift,
     )
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 __all__ = ["Bound", "BoundClass", "Eviction", "Outcome", "Proof", "Schedule", "StageChoice", "Stop"]
 
-Eviction = Literal["none", "lru", "lifo"]
+Eviction = Literal["none", "lru", "lifo", "fifo", "frequency", "plan", "belady"]
 
 
 class Stop(Enum):
@@ -48,8 +48,10 @@ class Schedule:
         Item slots that prefetches leave to copies on demand.
     eviction
         ``none``: a slot is free after its item's work; ``lru``: contents stay until it is taken,
-        the least recently used first; ``lifo``: likewise, but each stage has its share of the slots
-        and gives up what came last.
+        the least recently used first; ``fifo``: what came first; ``frequency``: what was used in
+        the fewest stages; ``plan``: what no stage prefetches, then what is prefetched farthest
+        ahead; ``belady``: what the demand itself needs farthest ahead; ``lifo``: each stage has its
+        share of the slots and gives up what came last.
     """
 
     stages: tuple[StageChoice, ...]

@@ -91,6 +91,8 @@ BACK_ENDS: dict[str, tuple[str, str]] = {
     "frequency": ("solvers.frequency", "Frequency"),
     "lru": ("solvers.lru", "Lru"),
     "lifo": ("solvers.lifo", "Lifo"),
+    "fifo": ("solvers.fifo", "Fifo"),
+    "lfu": ("solvers.lfu", "Lfu"),
     "flexgen": ("solvers.flexgen", "FlexGen"),
     "klotski": ("solvers.klotski", "Klotski"),
 }

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import heapq
+import math
+from bisect import bisect_left
+from collections import Counter
 from typing import NamedTuple
+
+import numpy as np
 
 from solvers.outcome import Schedule
 from solvers.problem import Problem, Unit
@@ -49,6 +54,16 @@ def slot_share(problem: Problem, schedule: Schedule) -> int:
     return max(schedule.slots // max(streaming, 1), 1)
 
 
+def _needs(problem: Problem, passes: range) -> dict[tuple[int, int], list[int]]:
+    """For each item the stages, counted through these passes, that demand it."""
+    found: dict[tuple[int, int], list[int]] = {}
+    demand = problem.scenarios.demand[passes.start : passes.stop]
+    for index, stage, item in zip(*np.nonzero(demand), strict=True):
+        here = int(index) * len(problem.stages) + int(stage)
+        found.setdefault((int(stage), int(item)), []).append(here)
+    return found
+
+
 class Channel:
     """State of the channel and of all slots.
 
@@ -73,6 +88,7 @@ class Channel:
             ([_START] if streams else []) + list(choice.prefetch)
             for streams, choice in zip(self._streams_start, schedule.stages, strict=True)
         ]
+        self._eviction = schedule.eviction
         self._caches = schedule.eviction != "none"
         self._shares = slot_share(problem, schedule) if schedule.eviction == "lifo" else 0
         self._held = [0] * self._count  # slots of each stage
@@ -94,7 +110,14 @@ class Channel:
         self._start_ended: dict[int, int] = {}
         self._prefetched: list[set[int]] = [set() for _ in range(self._count)]
         self._cached: dict[tuple[int, int], int] = {}  # what may be evicted -> its age
-        self._ages: list[tuple[int, int, int]] = []
+        self._ages: list[tuple[tuple[int, ...], int, int]] = []
+        self._uses: Counter[tuple[int, int]] = Counter()  # stages that an item was worked on in
+        self._known = -1  # the last stage whose demand is known
+        self._places = [
+            {item: place for place, item in enumerate(choice.prefetch)}
+            for choice in schedule.stages
+        ]
+        self._future = _needs(problem, passes) if schedule.eviction == "belady" else {}
         self.busy_ns = [0, 0, 0, 0]
         self._bytes = 0
         self.wasted_bytes = 0
@@ -122,6 +145,7 @@ class Channel:
     def release(self, stage: int, item: int, now: int) -> None:
         """The work on an item that lies in a slot has ended."""
         self._advance(now)
+        self._uses[stage, item] += 1
         self._leave(stage, item, now)
         self._now = max(self._now, now)
 
@@ -137,6 +161,7 @@ class Channel:
         Returns the queued items in the order of the queue; the other active ones are ready.
         """
         self._advance(now)
+        self._known = here
         stage = here % self._count
         if self._streams_start[stage]:
             self._free_start += 1
@@ -192,8 +217,13 @@ class Channel:
         elif self._shares:
             self._cached[stage, item] = self._came[stage, item]
         else:
-            self._cached[stage, item] = now
-            heapq.heappush(self._ages, (now, stage, item))
+            age: tuple[int, ...] = (now,)
+            if self._eviction == "fifo":
+                age = (self._came[stage, item],)
+            elif self._eviction == "frequency":
+                age = (self._uses[stage, item], now)
+            self._cached[stage, item] = age[-1]
+            heapq.heappush(self._ages, (age, stage, item))
 
     def _take_slot(self, stage: int) -> bool:
         """A slot for an item of this stage; returns whether there is one."""
@@ -208,18 +238,45 @@ class Channel:
             del self._cached[victim], self._came[victim]
             self._held[victim[0]] -= 1
         elif self._cached:
-            self._evict_oldest()
+            self._evict()
         else:
             return False
         self._held[stage] += 1
         return True
 
-    def _evict_oldest(self) -> None:
-        while True:
-            age, stage, item = heapq.heappop(self._ages)
-            if self._cached.get((stage, item)) == age:
-                del self._cached[stage, item]
-                return
+    def _evict(self) -> None:
+        """Give up one content for a slot, whatever its stage."""
+        if self._eviction in ("plan", "belady"):
+            ahead = self._planned if self._eviction == "plan" else self._needed
+            # the farthest ahead; of equals the least recently used
+            farthest = max(map(ahead, self._cached))
+            among = [(age, key) for key, age in self._cached.items() if ahead(key) == farthest]
+            stage, item = min(among)[1]
+        else:
+            while True:
+                age, stage, item = heapq.heappop(self._ages)
+                # an entry is stale where the item has left and come back since
+                if (stage, item) in self._cached and self._cached[stage, item] == age[-1]:
+                    break
+        del self._cached[stage, item]
+        self._held[stage] -= 1
+
+    def _planned(self, key: tuple[int, int]) -> tuple[float, int]:
+        """How far ahead the chain comes to an item again: stages, and its place among them."""
+        stage, item = key
+        if item not in self._places[stage]:
+            return math.inf, 0
+        far = (stage - self._current) % self._count
+        if not far and self._known == self._current:
+            far = self._count
+        return far, self._places[stage][item]
+
+    def _needed(self, key: tuple[int, int]) -> tuple[float, int]:
+        """The stage, counted through all passes, that demands an item next."""
+        after = self._current + (self._known == self._current)
+        uses = self._future.get(key, [])
+        index = bisect_left(uses, after)
+        return (uses[index] if index < len(uses) else math.inf), 0
 
     # The channel's own clock -------------------------------------------------------------------
 
@@ -275,7 +332,7 @@ class Channel:
         copy, self._flight = self._flight, None
         if copy is None or copy.left:
             return
-        if self._shares and copy.item != _START:
+        if self._caches and copy.item != _START:
             self._came[copy.here % self._count, copy.item] = self._landed
             self._landed += 1
         if copy.kind == "demand":

@@ -28,7 +28,7 @@ from moeplan.commands.common import (
 )
 from moeplan.options import check_outputs, optional_pace, read_prompts
 from moeplan.output import Reporter, human_bytes, human_number, human_time
-from moeplan.words import explain_trace, range_words
+from moeplan.words import explain_trace, range_words, served_words
 from planner.comparable import disk_pace, pace_words
 from planner.documents import (
     Plan,
@@ -283,6 +283,12 @@ def verify(
         add(name, human_bytes(row.predicted), human_bytes(row.measured), row.ratio)
     reporter.show(table)
     reporter.show(Text(f"not accounted for: {human_time(found.unaccounted_ns)} of compute's time"))
+    totals = trace.totals
+    if totals.wasted_prefetch_bytes:
+        vain, read = human_bytes(totals.wasted_prefetch_bytes), human_bytes(totals.bytes_read)
+        reporter.show(Text(f"copied ahead in vain: {vain} of {read}"))
+    if totals.served:
+        reporter.show(Text(served_words(totals)))
     for note in found.notes:
         reporter.show(Text(note))
     if not within:

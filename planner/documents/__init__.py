@@ -39,7 +39,7 @@ from planner.documents.plan import (
     Workload,
 )
 from planner.documents.routing import RoutingStats, RoutingTrace
-from planner.documents.timeline import Event, Timeline, Trace, TraceTotals
+from planner.documents.timeline import Event, ServedAs, Timeline, Trace, TraceTotals
 
 DOCUMENTS: dict[str, type[Document]] = {
     cls.kind: cls
@@ -86,6 +86,7 @@ __all__ = [
     "Range",
     "RoutingStats",
     "RoutingTrace",
+    "ServedAs",
     "Slowdown",
     "Surface",
     "Tier",

@@ -91,8 +91,9 @@ class Policy:
     reserve
         Expert slots that the prefetch chain leaves to on-demand copies.
     eviction
-        ``none``: a slot is free once its expert was used (or found unused). ``lru``: contents stay
-        valid until the slot is taken, the least recently used first.
+        ``none``: a slot is free once its expert was used (or found unused). Otherwise contents stay
+        valid until the slot is taken; what goes first is in ``docs/runtime.md``. ``belady`` needs
+        a recording of the same run.
     chunk_bytes
         Copies are made in pieces of this size; between pieces an on-demand copy may overtake.
     """
@@ -108,7 +109,7 @@ class Policy:
     slots: Units
     dense_slots: Units
     reserve: Units
-    eviction: Literal["none", "lru", "lifo"]
+    eviction: Literal["none", "lru", "lifo", "fifo", "frequency", "plan", "belady"]
     chunk_bytes: Annotated[int, Field(ge=4096, le=64 << 20)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field
 from planner.documents.base import STRICT, Bytes, Count, Document, Hash, Nanoseconds, Positive
 from planner.documents.inputs import Inputs
 
-__all__ = ["Event", "EventKind", "Timeline", "Trace", "TraceTotals"]
+__all__ = ["Event", "EventKind", "ServedAs", "Timeline", "Trace", "TraceTotals"]
 
 EventKind = Literal[
     "embed",
@@ -32,6 +32,7 @@ EventKind = Literal[
     "wait_head",
 ]
 ChannelName = Literal["compute", "disk", "h2d", "d2h", "cpu"]
+ServedAs = Literal["resident", "cached", "prefetched", "on_demand"]
 
 
 class Event(NamedTuple):
@@ -92,7 +93,8 @@ class Timeline:
 class TraceTotals:
     """Sums over a whole run, whether or not each of its events was kept.
 
-    ``requests`` is how many prompts were run; None in traces of an older moeplan.
+    ``requests`` is how many prompts were run; None in traces of an older moeplan. ``served`` counts
+    active experts by how they were met, over all stages of all passes.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -114,6 +116,7 @@ class TraceTotals:
     device_budget_bytes: Bytes
     process_peak_bytes: Bytes
     requests: Count | None = None
+    served: dict[ServedAs, Count] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

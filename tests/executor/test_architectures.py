@@ -82,7 +82,7 @@ def draw_policy(draw: random.Random, model: ModelSpec, number: int, workload: Wo
         slots=slots,
         reserve=draw.randint(1, slots),
         dense_slots=draw.randint(1, 3),
-        eviction=draw.choice(["none", "lru", "lifo"]),
+        eviction=draw.choice(["none", "lru", "lifo", "fifo", "frequency", "plan"]),
         chunk_bytes=draw.choice([4096, 12288, 1 << 20]),
         resident_head_tiles=draw.randint(0, base.head_tiles),
     )

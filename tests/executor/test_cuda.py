@@ -96,7 +96,7 @@ def test_without_a_gpu_it_is_refused_in_one_line(
 
 @needs_gpu
 @pytest.mark.parametrize("link", ["disk", "h2d"])
-@pytest.mark.parametrize("eviction", ["none", "lru", "lifo"])
+@pytest.mark.parametrize("eviction", ["none", "lru", "lifo", "fifo", "frequency", "plan"])
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "olmoe"])
 def test_tokens_equal_the_cpus(
     family: str, eviction: str, link: str, checkpoint_of: Callable[..., Path], helpers: Any

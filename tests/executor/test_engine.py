@@ -391,7 +391,7 @@ def test_any_policy_gives_the_same_tokens(
         slots=slots,
         dense_slots=draw.randint(1, 3),
         reserve=draw.randint(1, slots),
-        eviction=draw.choice(["none", "lru", "lifo"]),
+        eviction=draw.choice(["none", "lru", "lifo", "fifo", "frequency", "plan"]),
         chunk_bytes=draw.choice([4096, 12288, 1 << 20]),
     )
     prompts = [[draw.randrange(3, 211) for _ in range(draw.randint(1, 9))] for _ in range(7)]

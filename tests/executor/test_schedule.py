@@ -213,7 +213,7 @@ class Driver(RuleBasedStateMachine):
         slots=st.integers(1, 6),
         dense_slots=st.integers(1, 3),
         reserve=st.integers(1, 3),
-        eviction=st.sampled_from(["none", "lru", "lifo"]),
+        eviction=st.sampled_from(["none", "lru", "lifo", "fifo", "frequency", "plan"]),
         prefetch=st.permutations(range(EXPERTS)).flatmap(
             lambda order: st.integers(0, EXPERTS).map(lambda n: tuple(order[:n]))
         ),

@@ -4,7 +4,7 @@ every computation begins and ends at the same nanosecond."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import pytest
@@ -84,7 +84,7 @@ def cases(draw: st.DrawFn) -> Case:
     weight = np.ones(passes, dtype=np.int64)
     scenarios = Scenarios(prologue, lead, demand, work, epilogue, weight)
     slots = draw(st.integers(1, 7))
-    eviction: Eviction = draw(st.sampled_from(["none", "lru", "lifo"]))
+    eviction: Eviction = draw(st.sampled_from(get_args(Eviction)))
     schedule = Schedule(
         tuple(choices), slots, draw(st.integers(1, 3)), draw(st.integers(1, slots)), eviction
     )
@@ -157,7 +157,7 @@ def run_executor(case: Case) -> VirtualResult:
     return run_virtual(policy, units, passes, chunk_ns)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(cases())
 def test_equals_replay(case: Case) -> None:
     want: Replay = replay(case.problem, case.schedule, record=True)

@@ -302,3 +302,13 @@ def test_show_refuses_what_does_not_fit(
         assert len(err.splitlines()) == 1
         assert out == ""
     assert one.read_bytes() == before
+
+
+def test_how_experts_were_met_is_told(trace: Trace) -> None:
+    served = {"resident": 6, "cached": 1, "on_demand": 3}
+    totals = dataclasses.replace(trace.totals, served=served)
+    (text,) = explain_trace(dataclasses.replace(trace, totals=totals))
+    assert (
+        "Of 10 experts that layers needed: 60% always in memory, 10% kept from before, 30% copied "
+        "on demand."
+    ) in text

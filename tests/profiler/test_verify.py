@@ -171,3 +171,12 @@ def test_it_goes_into_json() -> None:
     value = json.loads(json.dumps(verify(plan, trace_of(plan)).to_json()))
     assert value["tokens_per_second"]["predicted"] == {"value": 10.0, "low": 8.0, "high": 12.0}
     assert value["kinds"][0]["name"] == "attention"
+
+
+def test_waste_and_how_experts_were_met_are_handed_on() -> None:
+    plan = plan_of()
+    met = {"cached": 3, "on_demand": 1}
+    found = verify(plan, trace_of(plan, wasted_prefetch_bytes=40, served=met))
+    assert (found.wasted_prefetch_bytes, found.served) == (40, met)
+    # a trace of an older moeplan has no such counts
+    assert verify(plan, trace_of(plan)).served == {}
