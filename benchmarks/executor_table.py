@@ -26,7 +26,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Document], str]], ...] = (
     ("over limit", lambda one: _number(one["limit_ratio"])),
     ("inter, intra", lambda one: _bubbles(one)),
     ("same tokens", lambda one: _share(one["agreement"])),
-    ("others", lambda one: _number(one["others_cores"])),
+    ("others", lambda one: _number(one.get("others_cores"))),
     ("setting", lambda one: one["setting"] or (one["reason"] or "")[:160]),
 )
 
