@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from executor import Engine, open_weights, pack
+from executor import Engine, Sampling, open_weights, pack
 from executor.backends import make_backend
 from executor.cuda import LIBRARY_BYTES
 from executor.ledger import Ledger
@@ -124,6 +124,34 @@ def test_every_family_runs(family: str, checkpoint_of: Callable[..., Path], help
         expected = tokens_of(engine, 211)
     with Engine.from_plan(on_gpu(plan)) as engine:
         assert tokens_of(engine, 211) == expected
+
+
+@needs_gpu
+@pytest.mark.parametrize("family", ["mixtral", "deepseek_v2", "gpt_oss", "qwen2_moe"])
+def test_places_are_refilled(family: str, checkpoint_of: Callable[..., Path], helpers: Any) -> None:
+    """8 places for 16 prompts, whose sequences end at different times."""
+    folder = checkpoint_of(family)
+    plan = helpers.plan(folder, streaming(folder, eviction="lru"), WORKLOAD)
+    prompts, limits = prompts_of(211), [1 + 5 * i % 16 for i in range(16)]
+    with Engine.from_plan(plan) as engine:
+        expected = engine.generate(prompts, limits)
+    with Engine.from_plan(on_gpu(plan)) as engine:
+        assert engine.generate(prompts, limits) == expected
+
+
+@needs_gpu
+def test_drawn_and_streamed(small: Plan, engine: Engine) -> None:
+    """Logits differ from the CPU's in their last bits, which hardly ever decides a draw."""
+    prompts, sampling = prompts_of(211), Sampling(0.8, top_k=50, top_p=0.9, seed=3)
+    pieces = list(engine.stream(prompts, sampling=sampling))
+    drawn = engine.outputs
+    assert engine.generate(prompts, sampling=sampling) == drawn
+    for number, output in enumerate(drawn):
+        own = tuple(piece.token_id for piece in pieces if piece.request == number)
+        assert own == output.token_ids
+    with Engine.from_plan(small) as cpu:
+        expected = cpu.generate(prompts, sampling=sampling)
+    assert sum(have == want for have, want in zip(drawn, expected, strict=True)) >= 15
 
 
 @needs_gpu
