@@ -13,11 +13,11 @@ from profiler.curves import isotonic
 __all__ = ["corrected", "scaled_channel", "scaled_surface", "weight"]
 
 _HALF_WAY = 3
-"""So many events move a point half of the way: fewer may be one pause of the machine."""
+"""So many events are believed by half: fewer may be one pause of the machine."""
 
 
 def weight(events: int) -> float:
-    """How far so many events move a point: 0 not at all, 1 all the way."""
+    """How far to believe so many events: 0 not at all, 1 wholly."""
     return events / (events + _HALF_WAY)
 
 
@@ -25,6 +25,9 @@ def corrected(
     curve: Curve, samples: Sequence[tuple[int, float, float]], *, longer: bool = False
 ) -> Curve:
     """A curve that is nearer to what a run measured.
+
+    Each point moves by a ratio of its own where events came near it; between those it is
+    interpolated in logarithms, beyond them it holds on.
 
     Parameters
     ----------
@@ -52,7 +55,15 @@ def corrected(
         said[at] += before
         count[at] += 1
     known = [index for index, number in enumerate(count) if number]
-    logs = [weight(count[index]) * math.log(took[index] / said[index]) for index in known]
+    own = [math.log(took[index] / said[index]) for index in known]
+    # what few events say of one size is drawn to what all say of the kind, and that to no change
+    whole = sum(count)
+    common = sum(count[index] * log for index, log in zip(known, own, strict=True)) / whole
+    common *= weight(whole)
+    logs = [
+        common + weight(count[index]) * (log - common)
+        for index, log in zip(known, own, strict=True)
+    ]
     places = [math.log(curve.rows[index]) for index in known]
     ratios = [math.exp(_between(places, logs, math.log(rows))) for rows in curve.rows]
     moved = [duration * ratio for duration, ratio in zip(curve.duration_ns, ratios, strict=True)]
@@ -61,7 +72,7 @@ def corrected(
         curve,
         duration_ns=tuple(round(value) for value in smooth),
         spread_ns=tuple(round(s * r) for s, r in zip(curve.spread_ns, ratios, strict=True)),
-        samples=tuple(own + new for own, new in zip(curve.samples, count, strict=True)),
+        samples=tuple(had + new for had, new in zip(curve.samples, count, strict=True)),
     )
 
 

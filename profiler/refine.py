@@ -1,9 +1,8 @@
 """Costs corrected by a run: what its trace measured against what they say of its operations.
 
 A curve's point moves by the ratio of what operations near its size took, each freed of the copies
-that ran beside it as the planner charges them, to what the curve says. One event moves it a quarter
-of the way (in logarithms), three half, many nearly all (``profiler.correct``). Copies correct the
-link alike.
+that ran beside it as the planner charges them, to what the curve says; the fewer there are, the
+less far (``profiler.correct``). Copies correct the link alike.
 """
 
 from __future__ import annotations
@@ -226,35 +225,53 @@ def refine(profile: Profile, trace: Trace) -> Refined:
 
 
 def _computed(costs: CostProfile, run: Observed) -> list[_Seen]:
-    """Operations that the costs say something of, in order of kind."""
-    copies = [event for event in run.events if event.channel != "compute"]
+    """Operations that the costs say something of, in order of kind.
+
+    As the planner has it, all computation of a phase lies beside copies by one share.
+    """
+    copies = _channel_events(run)
+    shares = {
+        phase: _share([one for one in _working(run) if run.phase(one) == phase], copies)
+        for phase in ("prefill", "decode")
+    }
     found = []
-    for event in run.events:
-        if event.channel != "compute" or not alone_ns(costs, run, event):
-            continue
-        phase = run.phase(event)
-        share = beside([event], copies)[event.kind]
-        factor = 1 + share * (costs.slowdown(event.kind, phase) - 1)
-        found.append(_Seen(event, phase, factor))
+    for event in _working(run):
+        if alone_ns(costs, run, event):
+            phase = run.phase(event)
+            factor = 1 + shares[phase] * (costs.slowdown(event.kind, phase) - 1)
+            found.append(_Seen(event, phase, factor))
     return sorted(found, key=lambda one: one.event.kind)
 
 
 def _copied(costs: CostProfile, run: Observed) -> list[_Seen]:
-    """Copies, with how much computation beside them lengthens them."""
-    working = [
+    """Copies; all of them lie beside computation by one share, too."""
+    copies = _channel_events(run)
+    factor = 1 + _share(copies, _working(run)) * (costs.copy_slowdown.value - 1)
+    return [_Seen(event, run.phase(event), factor) for event in copies]
+
+
+def _working(run: Observed) -> list[Event]:
+    """Computation, waits left out."""
+    return [
         event
         for event in run.events
         if event.channel == "compute" and not event.kind.startswith("wait_")
     ]
+
+
+def _channel_events(run: Observed) -> list[Event]:
     return [
-        _Seen(
-            event,
-            run.phase(event),
-            1 + beside([event], working)[event.kind] * (costs.copy_slowdown.value - 1),
-        )
+        event
         for event in run.events
         if event.channel != "compute" and event.end_ns > event.start_ns
     ]
+
+
+def _share(events: Sequence[Event], others: Sequence[Event]) -> float:
+    """Share of the events' time in which one of the others runs."""
+    whole = sum(event.end_ns - event.start_ns for event in events)
+    shared = beside([event._replace(kind="") for event in events], others).get("", 0.0)
+    return shared if whole else 0.0
 
 
 def _every_other(seen: Sequence[_Seen], first: int) -> list[_Seen]:

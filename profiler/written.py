@@ -1,4 +1,4 @@
-"""A profile's folder, written whole or not at all; without torch."""
+"""A profile's folder, written whole or not at all."""
 
 from __future__ import annotations
 
