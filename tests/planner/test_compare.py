@@ -16,6 +16,7 @@ WORKLOAD = Workload(requests=4, prompt_tokens=8, new_tokens=4)
 
 def test_one_row_for_each_pair(small_profile: Any) -> None:
     budget = smallest_budget_bytes(small_profile, WORKLOAD) + small_profile.model.expert_bytes // 3
+    told: list[tuple[int, int, str]] = []
     rows = compare(
         small_profile,
         WORKLOAD,
@@ -23,7 +24,14 @@ def test_one_row_for_each_pair(small_profile: Any) -> None:
         solvers=("cpsat", "on-demand"),
         objectives=("throughput", "bytes"),
         time_limit_seconds=2,
+        progress=lambda *step: told.append(step),
     )
+    assert told == [
+        (0, 4, "cpsat for throughput"),
+        (1, 4, "on-demand for throughput"),
+        (2, 4, "cpsat for bytes"),
+        (3, 4, "on-demand for bytes"),
+    ]
     pairs = [(row.objective, row.solver) for row in rows]
     assert pairs == [
         ("throughput", "cpsat"),

@@ -197,9 +197,9 @@ class Filled:
         name = self._named(way)
         said = str(refusal)
         for one in self.fields:
-            said = (
-                re.sub(rf"\b{re.escape(one.name)}\b", one.label, said) if "_" in one.name else said
-            )
+            if one.label.lower() != one.name:
+                label = one.label[:1].lower() + one.label[1:]
+                said = re.sub(rf"\b{re.escape(one.name)}\b", label, said)
         self.errors[name] = _sentence(said)
 
     def _named(self, way: tuple[str, ...]) -> str:

@@ -367,8 +367,8 @@ HTML = {"accept": "text/html"}
         ({"profile": "0" * 64}, "The store has no profile 000"),
         ({"profile": "../../etc/passwd"}, "Profile is none of the choices."),
         ({"time_limit_seconds": "5"}, "Time limit has no effect: lru follows a rule."),
-        ({"tolerance": "2%"}, "Tolerance has no effect without then."),
-        ({"then": "bytes"}, "Then has no effect: lru follows a rule."),
+        ({"tolerance": "2%"}, "Tolerance has no effect without second objective."),
+        ({"then": "bytes"}, "Second objective has no effect: lru follows a rule."),
         ({"seed": "<b>1</b>"}, "Seed is &#39;&lt;b&gt;1&lt;/b&gt;&#39;; write a whole number"),
     ],
 )
@@ -510,7 +510,7 @@ def test_a_browser_logs_in_and_out(browser: Any, tmp_path: Path) -> None:
 
 
 def test_a_trace_is_kept_for_its_plan_alone(site: SimpleNamespace, trace: Trace) -> None:
-    own = dataclasses.replace(trace, plan_hash=site.plan)
+    own = dataclasses.replace(trace, plan_hash=site.plan, device=EVIL)
     with Client(site.url) as client:
         digest = client.upload_trace(own)
         assert client.upload_trace(own) == digest
@@ -518,6 +518,9 @@ def test_a_trace_is_kept_for_its_plan_alone(site: SimpleNamespace, trace: Trace)
         assert listed["summary"]["plan_hash"] == site.plan
         kept = client.get(f"traces/{digest}")
         assert kept == {**to_json(own), SEAL: digest}
+        shown = httpx.get(f"{site.url}/plans/{site.plan}?run={digest}").text
+        assert "&lt;img src=x" in shown
+        assert "<img" not in shown
         for body, field in (
             ({**to_json(trace), SEAL: document_hash(trace)}, "body.plan_hash"),
             ({**to_json(own), SEAL: document_hash(trace)}, f"body.{SEAL}"),
