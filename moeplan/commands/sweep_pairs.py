@@ -182,7 +182,7 @@ def _engine(options: PairOptions) -> tuple[str, int]:
     if engine == "ray":
         from moeplan.sweeps.on_ray import ray_module
 
-        ray_module()
+        ray_module(options.ray_address)
     return engine, options.workers or len(os.sched_getaffinity(0))
 
 

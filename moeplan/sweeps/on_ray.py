@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,8 +29,8 @@ _CODE = ("solvers", "planner", "moeplan")
 """What workers are given; they import nothing else of this program."""
 
 
-def ray_module() -> ModuleType:
-    """Ray, kept from asking home.
+def ray_module(address: str | None) -> ModuleType:
+    """Ray, for a cluster's address or to be started here, kept from calling home.
 
     Raises
     ------
@@ -41,6 +42,9 @@ def ray_module() -> ModuleType:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # what goes wrong is told by exceptions
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
+    if address is None and "RAY_AUTH_MODE" not in os.environ and "ray" not in sys.modules:
+        # read when it loads; by itself Ray would write a token into the user's home
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     try:
         return importlib.import_module("ray")
     except ModuleNotFoundError as error:
@@ -69,7 +73,7 @@ def run_on_ray(tasks: Iterator[Task], workers: int, address: str | None) -> Answ
     RunError
         If it cannot be started or reached, or its workers cannot run this program.
     """
-    ray = ray_module()
+    ray = ray_module(address)
     with contextlib.ExitStack() as stack:
         _connect(ray, stack, workers, address)
         remote = ray.remote(answer).options(num_cpus=1, max_retries=ATTEMPTS - 1)
@@ -97,9 +101,6 @@ def _connect(
     """Start or reach Ray; it is left, or ended, with ``stack``."""
     options: dict[str, Any] = {"address": address}
     if address is None:
-        if "RAY_AUTH_MODE" not in os.environ:
-            # by itself Ray would write a token into the user's home
-            os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         # its files would stay in the system's folder for such otherwise
         folder = stack.enter_context(
             tempfile.TemporaryDirectory(prefix="moeplan-ray-", ignore_cleanup_errors=True)

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -329,6 +330,9 @@ def cluster(
         f"--object-store-memory={128 << 20}",
     ]
     log = tmp_path_factory.mktemp("ray") / "log"
+    # the names of its sockets must be short
+    folder = tempfile.TemporaryDirectory(prefix="moeplan-ray-", ignore_cleanup_errors=True)
+    command.append(f"--temp-dir={folder.name}")
     with log.open("w") as said:
         process = subprocess.Popen(
             command, env=ray_env, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
@@ -343,6 +347,7 @@ def cluster(
     finally:
         process.terminate()
         process.wait(WAIT_SECONDS)
+        folder.cleanup()
 
 
 def kill_ray_worker(pid: int) -> None:
@@ -373,15 +378,20 @@ def test_killed_on_ray_it_goes_on_and_ends_in_the_same_documents(
     process.communicate()
     before = contents(url)
     assert before[0] < swept.contents[0]
+    # on a Ray that starts here
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     done = subprocess.run(
-        [sys.executable, "-m", "moeplan", *argv, *on_ray, "--json"],
-        env=ray_env, capture_output=True, text=True, check=True, timeout=WAIT_SECONDS,
+        [sys.executable, "-m", "moeplan", *argv, "--engine", "ray", "--workers", "2", "--json"],
+        env={**env, "HOME": str(tmp_path), "MOEPLAN_STORE": url},
+        capture_output=True, text=True, check=True, timeout=WAIT_SECONDS,
     )  # fmt: skip
     said = json.loads(done.stdout)
     assert said["found"] == sum(kind == "plan" for kind, _ in before[0])
     assert said["planned"] == 10 - said["found"]
     assert said["rows"] == swept.said["rows"]
     assert contents(url) == swept.contents
+    # Ray keeps nothing of its own in the user's home
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".db"] == []
 
 
 # --- what is refused -----------------------------------------------------------------------------
