@@ -26,7 +26,7 @@ class Entry:
     ----------
     kind
         ``hardware``, ``model``, ``costs``, ``routing``, ``profile``, ``plan``, ``placement``,
-        ``comparison`` or ``explanation``.
+        ``comparison``, ``explanation`` or ``sweep``.
     name
         What a list shows and is searched by.
     summary
