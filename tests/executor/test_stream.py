@@ -119,29 +119,20 @@ def test_cancel_between_two_pieces(engine: Engine) -> None:
 # --- what stops -----------------------------------------------------------------------------------
 
 
-def stopped_by_transformers(**options: Any) -> list[list[int]]:
+def stopped_by_transformers(helpers: Any, **options: Any) -> list[list[int]]:
     tokenizer = transformers.AutoTokenizer.from_pretrained(EXAMPLE)
-    model = transformers.AutoModelForCausalLM.from_pretrained(EXAMPLE)
-    found = []
-    for text in TEXTS:
-        ids = tokenizer(text, return_tensors="pt").input_ids
-        whole = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=NEW_TOKENS,
-            do_sample=False,
-            tokenizer=tokenizer,
-            **options,
-        )
-        found.append(whole[0, ids.shape[1] :].tolist())
+    prompts = [tokenizer.encode(text) for text in TEXTS]
+    found: list[list[int]] = helpers.greedy(
+        EXAMPLE, prompts, NEW_TOKENS, tokenizer=tokenizer, **options
+    )
     return found
 
 
-def test_stop_texts(engine: Engine) -> None:
+def test_stop_texts(engine: Engine, helpers: Any) -> None:
     free = engine.generate(TEXTS)
     # one from inside a token, one over two tokens
     stops = [free[0].text[3:5], free[1].text[4:9]]
-    want = stopped_by_transformers(stop_strings=stops)
+    want = stopped_by_transformers(helpers, stop_strings=stops)
     assert sum(map(len, want)) < sum(len(output.token_ids) for output in free)
     outputs = engine.generate(TEXTS, stop=stops)
     assert [list(output.token_ids) for output in outputs] == want
@@ -150,11 +141,11 @@ def test_stop_texts(engine: Engine) -> None:
     assert engine.outputs == outputs
 
 
-def test_stop_tokens(engine: Engine) -> None:
+def test_stop_tokens(engine: Engine, helpers: Any) -> None:
     free = engine.generate(TEXTS)
     stops = [free[0].token_ids[4], free[2].token_ids[1]]
     # transformers' end tokens take the place of the checkpoint's own (0 here), ours come beside
-    want = stopped_by_transformers(eos_token_id=[0, *stops])
+    want = stopped_by_transformers(helpers, eos_token_id=[0, *stops])
     outputs = engine.generate(TEXTS, stop=stops)
     assert [list(output.token_ids) for output in outputs] == want
     assert outputs != free
