@@ -291,7 +291,7 @@ const heat = document.getElementById("heat"), map = data.experts;
 function cell() { return Math.min(Math.max(Math.floor((heat.clientWidth - 40) / map.columns), 3), 26); }
 function drawHeat() {
   if (!heat || !map) return;
-  const ratio = devicePixelRatio || 1, size = cell(), tall = Math.max(size, 8);
+  const ratio = devicePixelRatio || 1, size = cell(), tall = Math.max(size, 10);
   heat.style.height = map.rows.length * tall + "px";
   heat.width = Math.round(heat.clientWidth * ratio); heat.height = Math.round(map.rows.length * tall * ratio);
   const ctx = heat.getContext("2d");
@@ -305,7 +305,12 @@ function drawHeat() {
       ctx.globalAlpha = Math.min(share, 1); ctx.fillStyle = css("--hot"); ctx.fillRect(x, y, w, h);
       ctx.globalAlpha = 1;
       const mark = layer.mark[expert];
-      if (mark === "r") { ctx.strokeStyle = css("--ink"); ctx.lineWidth = size > 6 ? 2 : 1; ctx.strokeRect(x + 1, y + 1, w - 2, h - 2); }
+      if (size < 8) { // a frame would hide the cell
+        ctx.fillStyle = css("--ink");
+        if (mark !== "-") ctx.fillRect(x, mark === "r" ? y + h - 2 : y, w, 2);
+        return;
+      }
+      if (mark === "r") { ctx.strokeStyle = css("--ink"); ctx.lineWidth = 2; ctx.strokeRect(x + 1, y + 1, w - 2, h - 2); }
       if (mark === "p") { ctx.fillStyle = css("--ink"); ctx.beginPath(); ctx.moveTo(x, y); ctx.lineTo(x + w * 0.55, y); ctx.lineTo(x, y + h * 0.55); ctx.fill(); }
     });
   });
@@ -313,7 +318,7 @@ function drawHeat() {
 if (heat && map) {
   const box = document.getElementById("heattip");
   heat.addEventListener("pointermove", (event) => {
-    const size = cell(), tall = Math.max(size, 8), row = map.rows[Math.floor(event.offsetY / tall)];
+    const size = cell(), tall = Math.max(size, 10), row = map.rows[Math.floor(event.offsetY / tall)];
     const expert = Math.floor((event.offsetX - 40) / size);
     if (!row || expert < 0 || expert >= row.share.length) { box.style.display = "none"; return; }
     const how = { r: "stays in memory", p: "a candidate to be copied before the router speaks" }[row.mark[expert]] || "copied on demand";

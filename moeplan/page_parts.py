@@ -273,8 +273,9 @@ def expert_section(experts: dict[str, Any] | None) -> str:
     return (
         "<section><h2>Experts</h2>"
         '<p class="soft">A row a layer, a cell an expert: the warmer, the more tokens it served '
-        "in the passes shown. Framed: stays in memory. Corner: a candidate to be copied before "
-        "the router has spoken. The others are copied on demand.</p>"
+        "in the passes shown. Framed (small ones: a bar below): stays in memory. Corner (a bar "
+        "above): a candidate to be copied before the router has spoken. The others are copied on "
+        "demand.</p>"
         '<div class="stage"><canvas id="heat" role="img" aria-label="Experts by layer"></canvas>'
         '<div class="tip" id="heattip"></div></div></section>'
     )
