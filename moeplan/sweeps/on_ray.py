@@ -40,8 +40,6 @@ def ray_module(address: str | None) -> ModuleType:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # what a later Ray will do about GPUs; nothing here asks for one
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # what goes wrong is told by exceptions
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
     if address is None and "RAY_AUTH_MODE" not in os.environ and "ray" not in sys.modules:
         # read when it loads; by itself Ray would write a token into the user's home
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}

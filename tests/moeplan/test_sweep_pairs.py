@@ -385,6 +385,7 @@ def test_killed_on_ray_it_goes_on_and_ends_in_the_same_documents(
         env={**env, "HOME": str(tmp_path), "MOEPLAN_STORE": url},
         capture_output=True, text=True, check=True, timeout=WAIT_SECONDS,
     )  # fmt: skip
+    assert all(line.startswith("sweep: ") for line in done.stderr.splitlines()), done.stderr
     said = json.loads(done.stdout)
     assert said["found"] == sum(kind == "plan" for kind, _ in before[0])
     assert said["planned"] == 10 - said["found"]
