@@ -1,11 +1,12 @@
 """A sweep of 200 pairs: by processes here, and on Ray with its driver killed on the way.
 
-    python benchmarks/sweep.py [--kills 2] [--seed 0] [--workers 2] [--time-limit 1]
+    python benchmarks/sweep.py [--kills 2] [--seed 0] [--workers 2] [--time-limit 1] [--machines 10]
+        [--out FILE]
 
 Four small models on ten machines of the catalogue within five budgets, one of them too small. The
-sweep on Ray is ended by ``kill -9`` of its driver at random moments, started again after each, and
-must end in the documents of the other, byte for byte; nothing of a killed Ray may be left running.
-Writes benchmarks/results/sweep.json.
+sweep on Ray is ended by ``kill -9`` of its driver, each time when a random number of plans is kept,
+and started again; it must end in the documents of the other, byte for byte, and nothing of a killed
+Ray may be left running. Writes benchmarks/results/sweep.json.
 """
 
 # ruff: noqa: E402 (the search path comes before the imports)
@@ -59,10 +60,9 @@ MACHINES = (
     "v100-32gb",
 )
 BUDGETS = ("1MiB", "25MiB", "26MiB", "28MiB", "40MiB")
-_KILL_SECONDS = (8.0, 40.0)
-"""When a driver is killed, after its start."""
+_KILLED_AT = (0.05, 0.7)
+"""Of all plans, how many are kept when a driver is killed."""
 _END_SECONDS = 30.0
-_MOST_SECONDS = 3600.0
 
 
 @dataclass
@@ -97,11 +97,21 @@ def contents(store: Path) -> tuple[set[Any], set[Any]]:
     return found, ended
 
 
-def sweep(arguments: list[str], store: Path, kill_after: list[float]) -> Run:
-    """Carry a sweep out to its end, killed and started again as often as wanted."""
+def plans(store: Path) -> int:
+    """How many are kept."""
+    if not store.exists():
+        return 0
+    opened = Store(f"sqlite:///{store}")
+    count = opened.documents.counts().get("plan", 0)
+    opened.close()
+    return count
+
+
+def sweep(arguments: list[str], store: Path, kill_at: list[int]) -> Run:
+    """Carry a sweep out to its end, killed at so many plans and started again each time."""
     command = [sys.executable, "-m", "moeplan", "sweep", *arguments, "--json"]
     run = Run()
-    for limit in [*kill_after, _MOST_SECONDS]:
+    for limit in [*kill_at, None]:
         start = time.monotonic()
         process = subprocess.Popen(
             [*command, "--store", f"sqlite:///{store}"],
@@ -109,18 +119,17 @@ def sweep(arguments: list[str], store: Path, kill_after: list[float]) -> Run:
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
-        try:
-            said, _ = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            family = psutil.Process(process.pid).children(recursive=True)
-            os.kill(process.pid, signal.SIGKILL)
-            process.communicate()
-            _, alive = psutil.wait_procs(family, timeout=_END_SECONDS)
-            run.left_running += len(alive)
-            run.kept_at_kill.append(sum(kind == "plan" for kind, _, _ in contents(store)[0]))
-            print(
-                f"  killed after {limit:.1f} s with {run.kept_at_kill[-1]} plans kept", flush=True
-            )
+        while limit is not None and process.poll() is None:
+            if plans(store) >= limit:
+                family = psutil.Process(process.pid).children(recursive=True)
+                os.kill(process.pid, signal.SIGKILL)
+                _, alive = psutil.wait_procs(family, timeout=_END_SECONDS)
+                run.left_running += len(alive)
+                run.kept_at_kill.append(plans(store))
+                print(f"  killed with {run.kept_at_kill[-1]} plans kept", flush=True)
+                break
+            time.sleep(0.2)
+        said, _ = process.communicate()
         run.seconds.append(time.monotonic() - start)
         if process.returncode == 0:
             run.said = json.loads(said)
@@ -139,14 +148,16 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--time-limit", type=float, default=1.0)
+    parser.add_argument("--machines", type=int, choices=range(1, 11), default=10)
+    parser.add_argument("--out", type=Path, default=RESULTS / "sweep.json")
     options = parser.parse_args()
+    machines = MACHINES[: options.machines]
     random.seed(options.seed)
-    kills = [random.uniform(*_KILL_SECONDS) for _ in range(options.kills)]
     with tempfile.TemporaryDirectory(prefix="moeplan-sweep-") as name:
         folder = Path(name)
         arguments = [
             *("--models", ",".join(map(str, write_models(folder)))),
-            *("--hardware", ",".join(MACHINES), "--budgets", ",".join(BUDGETS)),
+            *("--hardware", ",".join(machines), "--budgets", ",".join(BUDGETS)),
             *("--routing", "zipf:1", "--time-limit", str(options.time_limit)),
             *("--requests", "4", "--prompt-tokens", "16", "--new-tokens", "4"),
             *("--workers", str(options.workers)),
@@ -154,6 +165,8 @@ def main() -> int:
         print("local", flush=True)
         local = sweep(arguments, folder / "local.db", [])
         print("ray", flush=True)
+        made = local.said["planned"]
+        kills = sorted(int(made * random.uniform(*_KILLED_AT)) for _ in range(options.kills))
         ray = sweep([*arguments, "--engine", "ray"], folder / "ray.db", kills)
         same = contents(folder / "local.db") == contents(folder / "ray.db")
     counts = {key: local.said[key] for key in ("pairs", "planned", "refused", "failed")}
@@ -174,7 +187,7 @@ def main() -> int:
     }
     for key, value in figures.items():
         print(f"{key:26} {value}")
-    (RESULTS / "sweep.json").write_text(json.dumps(figures, indent=1) + "\n")
+    options.out.write_text(json.dumps(figures, indent=1) + "\n")
     return 0 if same and not ray.left_running else 1
 
 
