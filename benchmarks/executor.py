@@ -35,6 +35,7 @@ import argparse
 import itertools
 import json
 import re
+import signal
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -224,6 +225,8 @@ def main(argv: list[str] | None = None) -> int:
     if options.list or not cells:
         print("\n".join(cell.name for cell in cells) or f"no cell has {options.cells!r}")
         return 0 if cells else 2
+    # what runs under a cap ends with this process, however that ends
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options.work.mkdir(parents=True, exist_ok=True)
     results = Results(options.out, options.new_tokens, options.prompt_tokens)
     benches: dict[str, Bench] = {}
