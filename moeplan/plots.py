@@ -1,4 +1,4 @@
-"""Line plots as one HTML page that needs no network: Plotly inside it, light and dark.
+"""Lines and heat maps as one HTML page that needs no network: Plotly inside it, light and dark.
 
 Plotly is an extra: ``pip install 'moeplan[plots]'``.
 """
@@ -14,7 +14,7 @@ from importlib.metadata import version
 
 from solvers.errors import UnsupportedError
 
-__all__ = ["Chart", "Line", "TableOf", "build_plots", "require_plotly"]
+__all__ = ["Chart", "Grid", "Line", "TableOf", "build_plots", "require_plotly"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,31 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
+class Grid:
+    """A heat map, with a sentence below it.
+
+    Attributes
+    ----------
+    title, x_title, y_title
+        As of a chart.
+    y
+        What the rows stand for, from above; columns count from 0.
+    cells
+        Numbers, row by row, 0 the faintest.
+    unit
+        What the numbers are.
+    """
+
+    title: str
+    x_title: str
+    y_title: str
+    y: tuple[int, ...]
+    cells: tuple[tuple[float, ...], ...]
+    unit: str
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TableOf:
     """A table: its heading, its columns' headings, and rows of text."""
 
@@ -75,7 +100,7 @@ def require_plotly() -> None:
 
 
 def build_plots(
-    title: str, subtitle: str, charts: Sequence[Chart], tables: Sequence[TableOf] = ()
+    title: str, subtitle: str, charts: Sequence[Chart | Grid], tables: Sequence[TableOf] = ()
 ) -> str:
     """The page.
 
@@ -93,7 +118,9 @@ def build_plots(
     """
     from plotly.offline import get_plotlyjs
 
-    drawn = [chart for chart in charts if any(line.x for line in chart.lines)]
+    drawn = [
+        chart for chart in charts if isinstance(chart, Grid) or any(line.x for line in chart.lines)
+    ]
     sections = [
         f"<section><h2>{escape(chart.title)}</h2>"
         f'<div class="plot" id="plot{index}" role="img" aria-label="{escape(chart.title)}"></div>'
@@ -114,7 +141,17 @@ def build_plots(
     )
 
 
-def _plot(chart: Chart) -> dict[str, object]:
+def _plot(chart: Chart | Grid) -> dict[str, object]:
+    if isinstance(chart, Grid):
+        # three digits that mean something: a large matrix is many numbers
+        cells = [[float(f"{cell:.3g}") for cell in row] for row in chart.cells]
+        return {
+            "x": chart.x_title,
+            "y": chart.y_title,
+            "rows": [str(row) for row in chart.y],
+            "cells": cells,
+            "unit": chart.unit,
+        }
     return {
         "x": chart.x_title,
         "y": chart.y_title,
@@ -193,6 +230,23 @@ const plots = {data};
 """
 
 _SCRIPT = """
+function grid(plot, index, ink, line, narrow) {
+  const axis = title => ({ title: { text: title, standoff: 8 }, linecolor: line, showgrid: false,
+    zeroline: false, automargin: true });
+  const faint = dark.matches ? "#1d1f24" : "#ffffff", strong = dark.matches ? "#9cc0ff" : "#123f94";
+  Plotly.react("plot" + index, [{
+    type: "heatmap", z: plot.cells, y: plot.rows, zmin: 0,
+    colorscale: [[0, faint], [0.5, dark.matches ? "#3a6fd0" : "#7fa8ee"], [1, strong]],
+    colorbar: { thickness: narrow ? 8 : 12, outlinewidth: 0,
+                title: { text: plot.unit, side: "right" } },
+    hovertemplate: plot.y + " %{y}, " + plot.x + " %{x}: %{z:.3~g}<extra></extra>",
+  }], {
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { color: ink, size: narrow ? 11 : 13, family: "system-ui, sans-serif" },
+    margin: { l: narrow ? 44 : 60, r: 12, t: 8, b: 44 },
+    xaxis: axis(plot.x), yaxis: { ...axis(plot.y), type: "category", autorange: "reversed" },
+  }, { responsive: true, displaylogo: false, displayModeBar: false });
+}
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const colours = () => dark.matches
   ? ["#5c93f2", "#f0963a", "#a886e6", "#45b581", "#ff6b84", "#e0bb3a", "#3fb6cc", "#e8622c"]
@@ -203,6 +257,7 @@ function draw() {
     name => style.getPropertyValue(name).trim());
   const narrow = innerWidth < 560;
   plots.forEach((plot, index) => {
+    if (plot.cells) return grid(plot, index, ink, line, narrow);
     const traces = plot.lines.map((one, at) => ({
       name: one.name, x: one.x, y: one.y, text: one.text, mode: "lines+markers",
       line: { color: one.dashed ? soft : colours()[at % 8], width: 2,

@@ -20,6 +20,7 @@ from moeplan.commands.common import (
     say_plan,
     trace_summary,
 )
+from moeplan.commands.routing import show_routing
 from moeplan.options import check_outputs
 from moeplan.output import Reporter
 from moeplan.page import build_page
@@ -29,13 +30,14 @@ from planner.documents import (
     DOCUMENTS,
     ModelSpec,
     Plan,
+    RoutingTrace,
     Timeline,
     Trace,
     document_hash,
     load_document,
     write_atomic,
 )
-from planner.files import read_regular
+from planner.files import is_dir, read_regular
 from solvers.errors import DocumentError, OptionError, StaleError
 
 __all__ = ["document_schema", "load_plan_or_trace", "schema", "show"]
@@ -89,11 +91,7 @@ def load_plan_or_trace(path: Path) -> Plan | Trace:
     DocumentError
         If it is neither.
     """
-    try:
-        value = json.loads(read_regular(path, "plan or a trace"))
-    except (ValueError, RecursionError) as error:
-        raise DocumentError(f"{path}: cannot be read as JSON: {error}") from error
-    kind = value.get("kind") if isinstance(value, dict) else None
+    kind = _kind_of(path)
     if kind == Plan.kind:
         return load_plan(path)
     if kind == Trace.kind:
@@ -103,11 +101,22 @@ def load_plan_or_trace(path: Path) -> Plan | Trace:
     raise DocumentError(f"{path}: kind is {kind!r}; a plan or a trace was expected")
 
 
+def _kind_of(path: Path) -> Any:
+    try:
+        value = json.loads(read_regular(path, "plan or a trace"))
+    except (ValueError, RecursionError) as error:
+        raise DocumentError(f"{path}: cannot be read as JSON: {error}") from error
+    return value.get("kind") if isinstance(value, dict) else None
+
+
 def show(
     ctx: typer.Context,
     documents: Annotated[
         list[Path],
-        typer.Argument(metavar="PLAN|TRACE...", help="A plan, a trace, or a plan and its trace."),
+        typer.Argument(
+            metavar="PLAN|TRACE...",
+            help="A plan, a trace, or a plan and its trace; or a PROFILE_DIR or its routing.json.",
+        ),
     ],
     html: Annotated[
         Path | None, typer.Option("--html", help="Write the report as one HTML page.")
@@ -116,10 +125,25 @@ def show(
         int | None,
         typer.Option("--pass", min=0, help="Pass to draw: 0 is prefill (the first decode pass)."),
     ] = None,
+    layer: Annotated[
+        int | None,
+        typer.Option("--layer", min=0, help="Layer of a routing page (the most telling)."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Explain a plan or a run: words, memory, and one pass as a timeline; or as an HTML page."""
+    """Explain a plan or a run: words, memory, and one pass as a timeline; or as an HTML page. Of a
+    profile: which experts are chosen, and together with which."""
     reporter = reporter_of(ctx)
+    if len(documents) == 1 and _is_routing(documents[0]):
+        if pass_index is not None:
+            raise OptionError(f"--pass has no effect on the routing of {documents[0]}")
+        if layer is not None and html is None:
+            raise OptionError("--layer has no effect without --html")
+        check_outputs({"--html": html}, documents)
+        show_routing(reporter, documents[0], html, layer)
+        return
+    if layer is not None:
+        raise OptionError("--layer is for the routing of a profile: it has no effect here")
     plan, trace = _plan_and_trace(documents)
     places = [Path(plan.locations.profile)] if plan is not None else []
     check_outputs({"--html": html}, [*documents, *places])
@@ -157,6 +181,10 @@ def show(
             "html": str(html) if html is not None else None,
         }
     )
+
+
+def _is_routing(path: Path) -> bool:
+    return is_dir(path) or _kind_of(path) == RoutingTrace.kind
 
 
 def _plan_and_trace(documents: list[Path]) -> tuple[Plan | None, Trace | None]:

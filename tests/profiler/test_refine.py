@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,7 +71,9 @@ def profile(**changed: Any) -> Profile:
         document_hash(costs),
         "d" * 64,
     )
-    return Profile(Path("profile"), index, hardware, None, costs, None, None)  # type: ignore[arg-type]
+    # of the model only this is asked: units are stored as they are
+    model: Any = SimpleNamespace(stored_share=lambda _: 1.0)
+    return Profile(Path("profile"), index, hardware, model, costs, None, None)  # type: ignore[arg-type]
 
 
 def events(*rows: tuple[str, int, int, int, int]) -> list[Event]:

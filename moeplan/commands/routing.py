@@ -1,0 +1,59 @@
+"""What ``show`` says of a profile, or of a routing document: its routing, in pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.text import Text
+
+from moeplan.output import Reporter
+from moeplan.plots import require_plotly
+from moeplan.routing_pictures import RoutingView, heat_map, routing_page, routing_summary
+from planner.documents import write_atomic
+from planner.files import is_dir
+from planner.profiles import load_profile
+from planner.routing import load_trace
+from solvers.errors import OptionError
+
+__all__ = ["show_routing"]
+
+
+def show_routing(reporter: Reporter, path: Path, html: Path | None, layer: int | None) -> None:
+    """Show the routing of a profile's folder or a routing document.
+
+    Raises
+    ------
+    DocumentError
+        If it cannot be read.
+    OptionError
+        If there is no such layer, or nothing to show.
+    """
+    if html is not None:
+        require_plotly()
+    if is_dir(path):
+        profile = load_profile(path)
+        trace, arrays, name = profile.routing, profile.arrays, profile.model.name
+    else:
+        (trace, arrays), name = load_trace(path), path.name
+    if not trace.tokens:
+        raise OptionError(f"{path}: holds no token, so there is nothing to show")
+    layers = trace.moe_layers
+    if layer is not None and layer not in layers[: max(len(layers) - 1, 1)]:
+        last = layers[max(len(layers) - 2, 0)]
+        raise OptionError(
+            f"--layer {layer}: its experts and the next layer's are drawn; choose from "
+            f"{layers[0]} to {last}, a layer with experts"
+        )
+    view = RoutingView(trace, arrays, layer)
+    if html is not None:
+        write_atomic(html, routing_page(view, name).encode())
+        reporter.show(Text(f"The pictures are in {html}"))
+    else:
+        reporter.show(
+            Text(
+                f"{name}: routing of {trace.tokens:,} tokens in {trace.sequences:,} sequences; "
+                f"{trace.top_k} of {trace.experts} experts in each of {len(layers)} layers"
+            )
+        )
+        reporter.show(heat_map(view, reporter.console.width))
+    reporter.result({**routing_summary(view), "html": None if html is None else str(html)})
