@@ -9,6 +9,7 @@ Python; a slot is written to again only behind the event of the last computation
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -245,7 +246,7 @@ def _event() -> torch.cuda.Event:
 
 
 def _shifted(piece: Piece, by: int) -> Piece:
-    return Piece(piece.file, piece.offset_bytes, piece.unit_offset_bytes - by, piece.size_bytes)
+    return replace(piece, unit_offset_bytes=piece.unit_offset_bytes - by)
 
 
 class _CudaTransfers(Transfers):

@@ -22,6 +22,7 @@ from planner.memory import (
     PURPOSES,
     account_device,
     context_tokens,
+    decode_bytes,
     dense_slot_bytes,
     outside_bytes,
     read_buffer_bytes,
@@ -131,6 +132,7 @@ class Device:
         self.pacer = Pacer(paced_bytes_per_second)
         buffer = ReadBuffer(read_buffer_bytes(model, policy))
         self.ledger.use("workspace", "read buffer", buffer.size_bytes)
+        self.ledger.use("workspace", "decoders", decode_bytes(model))
         self.reader = source.reader(buffer, self.pacer)
         self.units: Units = model_units(model, policy, self._sizes())
         self._load_residents(progress)

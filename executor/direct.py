@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from executor.blocks import Blocks, DecodingError, Expander
 from planner.memory import ALIGNMENT_BYTES
 from solvers.errors import CheckpointError, RunError
 
@@ -146,12 +147,17 @@ class ReadBuffer:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """``size_bytes`` at ``offset_bytes`` of a file, which belong at ``unit_offset_bytes``."""
+    """``size_bytes`` at ``offset_bytes`` of a file, which belong at ``unit_offset_bytes``.
+
+    With ``blocks`` they are what decoding them brings, from byte ``skip_bytes`` on.
+    """
 
     file: int
     offset_bytes: int
     unit_offset_bytes: int
     size_bytes: int
+    blocks: Blocks | None = None
+    skip_bytes: int = 0
 
 
 class UnitReader:
@@ -171,6 +177,7 @@ class UnitReader:
         self._files = files
         self._buffer = buffer
         self._pacer = pacer
+        self._expander: Expander | None = None
         self.bytes_read = 0
 
     def read(
@@ -184,7 +191,9 @@ class UnitReader:
         for piece in pieces:
             first = max(offset, piece.unit_offset_bytes)
             last = min(end, piece.unit_offset_bytes + piece.size_bytes)
-            if first < last:
+            if first < last and piece.blocks is not None:
+                self._expand(piece, piece.blocks, target[first:last], first)
+            elif first < last:
                 at = piece.offset_bytes + first - piece.unit_offset_bytes
                 self._read_span(self._files[piece.file], at, target, first, last - first)
 
@@ -197,6 +206,24 @@ class UnitReader:
         file.read(memory[:whole], piece.offset_bytes - skip, skip + piece.size_bytes)
         self._account(started, whole)
         return memory[skip : skip + piece.size_bytes]
+
+    def _expand(self, piece: Piece, blocks: Blocks, target: memoryview, first: int) -> None:
+        if self._expander is None:
+            self._expander = Expander(blocks.dtype)
+        start = piece.skip_bytes + first - piece.unit_offset_bytes
+
+        def read(place: int, size: int, memory: memoryview) -> memoryview:
+            return self.blocks(Piece(piece.file, piece.offset_bytes + place, 0, size), memory)
+
+        try:
+            self._expander.expand(
+                blocks, start, start + len(target), target, self._buffer.memory, read
+            )
+        except DecodingError as error:
+            raise CheckpointError(
+                f"{self._files[piece.file].path}: compressed weights at {piece.offset_bytes} "
+                f"cannot be decoded ({error}); pack the checkpoint again into a new folder"
+            ) from error
 
     def _read_span(
         self, file: DirectFile, at: int, target: memoryview, begin: int, size_bytes: int

@@ -7,18 +7,23 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
+from executor.blocks import FORMAT, block_sizes, encode_block
+from executor.compressing import Compress, contents, worth_compressing
 from executor.direct import DirectFile
 from executor.layout import UnitLayout, unit_layouts
 from executor.store import (
     DATA_FILE,
     INDEX_FILE,
     JOURNAL_FILE,
+    PLAIN_UNITS,
+    Compression,
     StoreIndex,
     StoreTensor,
     StoreUnit,
@@ -29,14 +34,13 @@ from executor.verified import Verified, digest, ensure_verified, remember, verif
 from planner.checkpoint import Checkpoint, read_checkpoint
 from planner.documents import canonical_json, write_document
 from planner.files import exists
-from planner.memory import aligned
-from solvers.errors import CheckpointError, RunError, StaleError
+from planner.memory import BLOCK_BYTES, aligned, default_head_tiling
+from solvers.errors import CheckpointError, RunError, StaleError, UnsupportedError
 
 __all__ = ["StoreSummary", "pack", "verify_store"]
 
 _BATCH_BYTES = 64 << 20
-_SLICE_BYTES = 8 << 20
-_CHECKSUM = re.compile(r"[0-9a-f]{32}")
+_JOURNALLED = re.compile(r"[0-9a-f]{32}(?: [1-9][0-9]{0,8})*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +56,35 @@ class StoreSummary:
     size_bytes: int
     units: int
     reused_units: int
+    weights_bytes: int
+    compressed: bool
+    notes: tuple[str, ...] = ()
+
+
+class _Written(NamedTuple):
+    """A unit in the data file: its checksum and, where it is compressed, its blocks' bytes."""
+
+    checksum: str
+    blocks: tuple[int, ...]
+
+    @property
+    def line(self) -> str:
+        """What the journal says of it."""
+        return " ".join((self.checksum, *map(str, self.blocks)))
+
+    @classmethod
+    def of(cls, line: str) -> _Written:
+        """The inverse of ``line``."""
+        found, *blocks = line.split(" ")
+        return cls(found, tuple(map(int, blocks)))
 
 
 def pack(
-    checkpoint: Path, store: Path, progress: Callable[[int, int], None] | None = None
+    checkpoint: Path,
+    store: Path,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    compress: Compress = "none",
 ) -> StoreSummary:
     """Rewrite ``checkpoint`` into ``store``.
 
@@ -70,7 +99,11 @@ def pack(
     store
         Folder to make; it may not exist, be empty, or hold a store of the same checkpoint.
     progress
-        Called with bytes done and bytes in all.
+        Called with bytes of weights done and bytes in all.
+    compress
+        ``exact``: dense parts, experts and the head become blocks that decode to the same bits;
+        ``auto``: so they do where that makes copies faster on this machine, by measured times of
+        reading and decoding some experts.
 
     Raises
     ------
@@ -86,10 +119,13 @@ def pack(
     fingerprint = source.model.fingerprint
     if exists(store / INDEX_FILE):
         index = load_index(store, layouts, fingerprint)
+        if compress != "auto" and (compress == "exact") != (index.compression is not None):
+            have = "without" if index.compression is None else "with"
+            raise CheckpointError(
+                f"{store}: holds a finished store {have} compression; name a new folder"
+            )
         ensure_verified(store, index)
-        return StoreSummary(
-            store, index.fingerprint, fingerprint, index.data_bytes, len(layouts), len(layouts)
-        )
+        return _summary(store, index, len(layouts))
     try:
         store.mkdir(parents=True, exist_ok=True)
         foreign = {path.name for path in store.iterdir()} - {DATA_FILE, JOURNAL_FILE}
@@ -99,9 +135,55 @@ def pack(
     if foreign or (exists(store / DATA_FILE) and not exists(store / JOURNAL_FILE)):
         raise CheckpointError(f"{store}: holds other files; name a new folder for the store")
     try:
-        return _Packing(source, layouts, store, progress).run()
+        notes: tuple[str, ...] = ()
+        begun = _begun(store)
+        if compress == "auto" and begun is not None:
+            notes = (f"goes on as it was begun: {'compressed' if begun else 'not compressed'}",)
+            compress = "exact" if begun else "none"
+        elif compress == "auto":
+            pays, why = worth_compressing(source, layouts)
+            notes, compress = (why,), "exact" if pays else "none"
+        compression = _compression(source) if compress == "exact" else None
+        summary = _Packing(source, layouts, store, compression, progress).run()
+        return replace(summary, notes=notes)
     except OSError as error:
         raise RunError(f"{store}: packing failed: {error.strerror or error}") from error
+
+
+def _stored_bytes(done: _Written, unit: UnitLayout) -> int:
+    return sum(done.blocks) or unit.size_bytes
+
+
+def _begun(store: Path) -> bool | None:
+    """Whether a half-packed store is one of compressed units; None where nothing was begun."""
+    if not exists(store / JOURNAL_FILE):
+        return None
+    with open(store / JOURNAL_FILE, "rb") as journal:
+        line = journal.readline()
+    return b'"compression"' in line if line.endswith(b"\n") else None
+
+
+def _compression(source: Checkpoint) -> Compression:
+    model = source.model
+    if model.dtype == "float8":
+        raise UnsupportedError(f"{model.name}: float8 weights cannot be compressed")
+    rows, _ = default_head_tiling(model, model.dtype_bytes)
+    return Compression(
+        FORMAT, model.dtype, BLOCK_BYTES, rows * model.hidden_size * model.dtype_bytes
+    )
+
+
+def _summary(store: Path, index: StoreIndex, reused: int) -> StoreSummary:
+    return StoreSummary(
+        store,
+        index.fingerprint,
+        index.checkpoint_fingerprint,
+        index.data_bytes,
+        len(index.units),
+        reused,
+        sum(unit.size_bytes for unit in index.units),
+        index.compression is not None,
+    )
 
 
 class _Packing:
@@ -112,21 +194,25 @@ class _Packing:
         source: Checkpoint,
         layouts: dict[str, UnitLayout],
         store: Path,
+        compression: Compression | None,
         progress: Callable[[int, int], None] | None,
     ) -> None:
         self._source = source
         self._layouts = list(layouts.values())
-        self._offsets, self._size_bytes = place_units(layouts)
+        self._compression = compression
+        # of what is not compressed; it is the most that the store can have
+        _, self._size_bytes = place_units(unit.size_bytes for unit in self._layouts)
         self._store = store
         self._progress = progress
-        self._header = canonical_json(
-            {
-                "version": 1,
-                "checkpoint_fingerprint": source.model.fingerprint,
-                "units": len(layouts),
-                "data_bytes": self._size_bytes,
-            }
-        )
+        header: dict[str, object] = {
+            "version": 1,
+            "checkpoint_fingerprint": source.model.fingerprint,
+            "units": len(layouts),
+            "data_bytes": self._size_bytes,
+        }
+        if compression is not None:
+            header["compression"] = asdict(compression)
+        self._header = canonical_json(header)
 
     def run(self) -> StoreSummary:
         with open(self._store / JOURNAL_FILE, "a+b") as journal:
@@ -134,48 +220,43 @@ class _Packing:
                 fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise RunError(f"{self._store}: another 'pack' is at work on it") from None
-            sums = self._resume(journal.fileno())
-            reused = len(sums)
+            units = self._resume(journal.fileno())
+            reused = len(units)
+            _, position = place_units(map(_stored_bytes, units, self._layouts))
             free = shutil.disk_usage(self._store).free
-            done = sum(aligned(unit.size_bytes) for unit in self._layouts[:reused])
-            if free < self._size_bytes - done:
-                raise RunError(
-                    f"{self._store}: {self._size_bytes - done} bytes are needed, {free} are free"
-                )
+            left = sum(aligned(unit.size_bytes) for unit in self._layouts[reused:])
+            if free < left:
+                most = "are needed" if self._compression is None else "may be needed"
+                raise RunError(f"{self._store}: {left} bytes {most}, {free} are free")
             data = os.open(self._store / DATA_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
-                while len(sums) < len(self._layouts):
-                    batch = self._next_batch(len(sums))
-                    written = [self._write(data, unit) for unit in batch]
+                while len(units) < len(self._layouts):
+                    batch, written, begin = self._next_batch(len(units)), [], position
+                    for unit in batch:
+                        written.append(self._write(data, unit, position))
+                        position += aligned(_stored_bytes(written[-1], unit))
                     os.fsync(data)
-                    self._read_back(batch, written)
-                    sums += written
-                    lines = "".join(f"{value}\n" for value in written)
+                    self._read_back(batch, written, begin)
+                    units += written
+                    lines = "".join(f"{one.line}\n" for one in written)
                     _write_whole(journal.fileno(), lines.encode())
                     os.fsync(journal.fileno())
-                    self._report(len(sums))
-                os.ftruncate(data, self._size_bytes)
+                    self._report(len(units))
+                index = self._index(units)
+                os.ftruncate(data, index.data_bytes)
                 os.fsync(data)
             finally:
                 os.close(data)
-            index = self._index(sums)
             state = Verified.of(self._store, index)
             write_document(index, self._store / INDEX_FILE)
             if not reused:  # what lay there while nobody looked is read by the next command
                 remember(self._store, state)
             with suppress(FileNotFoundError):
                 os.unlink(self._store / JOURNAL_FILE)
-        return StoreSummary(
-            self._store,
-            index.fingerprint,
-            self._source.model.fingerprint,
-            self._size_bytes,
-            len(sums),
-            reused,
-        )
+        return _summary(self._store, index, reused)
 
-    def _resume(self, journal: int) -> list[str]:
-        """Checksums of the units that an earlier run wrote and verified."""
+    def _resume(self, journal: int) -> list[_Written]:
+        """The units that an earlier run wrote and verified."""
         text = os.pread(journal, os.fstat(journal).st_size, 0).decode("ascii", "replace")
         lines = text.split("\n")
         # what follows the last line end was being written when the earlier run was stopped
@@ -188,12 +269,12 @@ class _Packing:
         if whole[0] != self._header:
             raise StaleError(
                 "store",
-                f"{self._store}: holds a half-packed store of another checkpoint; "
-                "name a new folder or delete it",
+                f"{self._store}: holds a half-packed store of another checkpoint, or with other "
+                "compression; name a new folder or delete it",
             )
-        sums = list(takewhile(_CHECKSUM.fullmatch, whole[1 : len(self._layouts) + 1]))
-        os.ftruncate(journal, len(self._header) + 1 + sum(len(value) + 1 for value in sums))
-        return sums
+        known = list(takewhile(_JOURNALLED.fullmatch, whole[1 : len(self._layouts) + 1]))
+        os.ftruncate(journal, len(self._header) + 1 + sum(len(line) + 1 for line in known))
+        return [_Written.of(line) for line in known]
 
     def _next_batch(self, first: int) -> list[UnitLayout]:
         batch: list[UnitLayout] = []
@@ -205,38 +286,48 @@ class _Packing:
                 break
         return batch
 
-    def _write(self, data: int, unit: UnitLayout) -> str:
-        digest = hashlib.blake2b(digest_size=16)
-        position = self._offsets[unit.name]
-        start = position
-        for place, entry in zip(unit.places, unit.sources, strict=True):
-            gap = start + place.offset_bytes - position
-            if gap:
-                zeros = bytes(gap)
-                digest.update(zeros)
-                position += _write_whole(data, zeros, position)
-            with open(entry.file, "rb") as file:
-                file.seek(entry.offset_bytes)
-                left = entry.size_bytes
-                while left:
-                    part = file.read(min(left, _SLICE_BYTES))
-                    if not part:
-                        raise CheckpointError(f"{entry.file}: ends inside {entry.name}")
-                    digest.update(part)
-                    position += _write_whole(data, part, position)
-                    left -= len(part)
-                os.posix_fadvise(
-                    file.fileno(), entry.offset_bytes, entry.size_bytes, os.POSIX_FADV_DONTNEED
-                )
-        padding = start + aligned(unit.size_bytes) - position
-        _write_whole(data, bytes(padding), position)
-        return digest.hexdigest()
+    def _write(self, data: int, unit: UnitLayout, position: int) -> _Written:
+        found = hashlib.blake2b(digest_size=16)
+        blocks = []
+        for part in self._parts(unit):
+            found.update(part)
+            if self._compressed(unit):
+                part = encode_block(part, self._source.model.dtype)
+                blocks.append(len(part))
+            position += _write_whole(data, part, position)
+        _write_whole(data, bytes(aligned(position) - position), position)
+        if sum(blocks) == unit.size_bytes:
+            # none has shrunk: it lies there as it is
+            blocks.clear()
+        return _Written(found.hexdigest(), tuple(blocks))
 
-    def _read_back(self, batch: list[UnitLayout], sums: list[str]) -> None:
+    def _compressed(self, unit: UnitLayout) -> bool:
+        return self._compression is not None and unit.name not in PLAIN_UNITS
+
+    def _parts(self, unit: UnitLayout) -> Iterator[bytes]:
+        """A unit's bytes: block by block where it is to be compressed."""
+        if self._compression is None or not self._compressed(unit):
+            yield from contents(unit)
+            return
+        sizes = iter(block_sizes(unit.size_bytes, self._compression.span_bytes(unit.name)))
+        size, held = next(sizes, 0), bytearray()
+        for part in contents(unit):
+            held += part
+            at = 0
+            while size and len(held) - at >= size:
+                yield bytes(held[at : at + size])
+                at, size = at + size, next(sizes, 0)
+            del held[:at]
+
+    def _read_back(self, batch: list[UnitLayout], written: list[_Written], begin: int) -> None:
         os_file = DirectFile(self._store / DATA_FILE)
+        offsets, _ = place_units(map(_stored_bytes, written, batch))
         try:
-            for unit, expected in zip(batch, sums, strict=True):
-                if digest(os_file, self._offsets[unit.name], unit.size_bytes) != expected:
+            for unit, done, offset in zip(batch, written, offsets, strict=True):
+                blocks = None
+                if self._compression is not None and done.blocks:
+                    blocks = self._compression.blocks(unit.name, unit.size_bytes, done.blocks)
+                if digest(os_file, begin + offset, unit.size_bytes, blocks) != done.checksum:
                     raise RunError(
                         f"{self._store / DATA_FILE}: {unit.name} reads back other bytes than "
                         "were written; the disk is at fault"
@@ -249,24 +340,27 @@ class _Packing:
             done = sum(aligned(unit.size_bytes) for unit in self._layouts[:count])
             self._progress(done, self._size_bytes)
 
-    def _index(self, sums: list[str]) -> StoreIndex:
+    def _index(self, units: list[_Written]) -> StoreIndex:
+        offsets, size = place_units(map(_stored_bytes, units, self._layouts))
         return StoreIndex(
             checkpoint_fingerprint=self._source.model.fingerprint,
             data_file=DATA_FILE,
-            data_bytes=self._size_bytes,
+            data_bytes=size,
             units=tuple(
                 StoreUnit(
                     unit.name,
-                    self._offsets[unit.name],
+                    offset,
                     unit.size_bytes,
-                    value,
+                    done.checksum,
                     tuple(
                         StoreTensor(p.role, p.dtype, p.shape, p.offset_bytes, p.size_bytes)
                         for p in unit.places
                     ),
+                    done.blocks,
                 )
-                for unit, value in zip(self._layouts, sums, strict=True)
+                for unit, done, offset in zip(self._layouts, units, offsets, strict=True)
             ),
+            compression=self._compression,
         )
 
 

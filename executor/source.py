@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from executor.layout import (
     expert_name,
     unit_layouts,
 )
-from executor.store import StoreIndex, checksum, load_index
+from executor.store import StoreIndex, checksum, load_index, stored_shares
 from executor.units import Unit
 from executor.verified import ensure_verified, row_checksums
 from planner.checkpoint import Checkpoint, read_checkpoint
@@ -50,6 +51,7 @@ class WeightSource(Closing):
         read_into: ReadInto,
     ) -> None:
         self.checkpoint = checkpoint
+        self._stored = stored_shares(index)
         self.store_fingerprint = None if index is None else index.fingerprint
         self._layouts = layouts
         self._checksums = {} if index is None else {u.name: u.checksum for u in index.units}
@@ -59,7 +61,8 @@ class WeightSource(Closing):
         if index is not None and store is not None:
             self._files.append(DirectFile(store / index.data_file, read_into))
             for unit in index.units:
-                self._pieces[unit.name] = (Piece(0, unit.offset_bytes, 0, unit.size_bytes),)
+                piece = Piece(0, unit.offset_bytes, 0, unit.size_bytes, index.blocks(unit))
+                self._pieces[unit.name] = (piece,)
         else:
             numbers: dict[Path, int] = {}
             for name, layout in layouts.items():
@@ -80,8 +83,10 @@ class WeightSource(Closing):
 
     @property
     def model(self) -> ModelSpec:
-        """The checkpoint's model document."""
-        return self.checkpoint.model
+        """The checkpoint's model document, with what a compressed store has of it."""
+        if self._stored is None:
+            return self.checkpoint.model
+        return replace(self.checkpoint.model, stored=self._stored)
 
     @property
     def fingerprint(self) -> str:
@@ -130,7 +135,10 @@ class WeightSource(Closing):
     def _rows(self, name: str, start: int, stop: int) -> tuple[Piece, ...]:
         (piece,) = self._pieces[name]
         row = piece.size_bytes // self.checkpoint.model.vocab_size
-        return (Piece(piece.file, piece.offset_bytes + start * row, 0, (stop - start) * row),)
+        first, size = start * row, (stop - start) * row
+        if piece.blocks is not None:
+            return (replace(piece, size_bytes=size, skip_bytes=first),)
+        return (Piece(piece.file, piece.offset_bytes + first, 0, size),)
 
     def size_bytes(self, unit: Unit) -> int:
         """Bytes of a dense part or an expert in its slot."""
@@ -157,7 +165,7 @@ class WeightSource(Closing):
             (piece,) = self._pieces[name]
             rows = self.checkpoint.model.vocab_size
             found, self._row_sums[name] = row_checksums(
-                self._files[0], piece.offset_bytes, piece.size_bytes, rows
+                self._files[0], piece.offset_bytes, piece.size_bytes, rows, piece.blocks
             )
             self._compare(name, found)
 

@@ -7,34 +7,47 @@ without it is no store yet.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import le
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from executor.layout import UnitLayout
-from planner.documents import Document, document_hash, load_document
-from planner.documents.base import STRICT, Bytes, Hash
+from executor.blocks import Blocks, block_sizes
+from executor.layout import EMBEDDING, FINAL_NORM, HEAD, UnitLayout
+from planner.documents import Document, StoredShares, load_document
+from planner.documents.base import STRICT, Bytes, Hash, Positive, canonical_json, to_json
 from planner.files import exists, is_dir, is_file
-from planner.memory import aligned
+from planner.memory import BLOCK_BYTES, aligned
 from solvers.errors import CheckpointError, DocumentError, StaleError
 
 __all__ = [
     "DATA_FILE",
     "INDEX_FILE",
     "JOURNAL_FILE",
+    "PLAIN_UNITS",
+    "Compression",
     "StoreIndex",
     "StoreTensor",
     "StoreUnit",
     "checksum",
     "load_index",
     "place_units",
+    "stored_shares",
 ]
 
 INDEX_FILE = "store.json"
 DATA_FILE = "weights.bin"
 JOURNAL_FILE = "pack.journal"
+
+PLAIN_UNITS = frozenset((EMBEDDING, FINAL_NORM))
+"""Units that are never compressed: the embedding is read row by row, the final norm is small."""
+
+_ENDLESS = 1 << 62
 
 Checksum = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
@@ -57,7 +70,8 @@ class StoreUnit:
     """One unit of a store.
 
     ``offset_bytes`` is a multiple of 4,096 and the file is padded to the next one, ``checksum``
-    is BLAKE2b (16 bytes) of the unit without its padding.
+    is BLAKE2b (16 bytes) of the unit without its padding. ``blocks`` are the bytes that each block
+    of a compressed unit has in the file; its size, tensors and checksum are of what they decode to.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -67,6 +81,35 @@ class StoreUnit:
     size_bytes: Bytes
     checksum: Checksum
     tensors: tuple[StoreTensor, ...]
+    blocks: tuple[Bytes, ...] = ()
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes in the file, without padding."""
+        return sum(self.blocks) if self.blocks else self.size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """How a store's compressed units were made: see ``executor.blocks``.
+
+    ``head_tile_bytes`` are those of a head tile, at whose beginnings the head's blocks begin.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    format: Literal["exponents-zstd-1"]
+    dtype: Literal["float32", "bfloat16", "float16"]
+    block_bytes: Positive
+    head_tile_bytes: Positive
+
+    def span_bytes(self, name: str) -> int:
+        """After so many bytes a unit's blocks begin anew."""
+        return self.head_tile_bytes if name == HEAD else _ENDLESS
+
+    def blocks(self, name: str, size_bytes: int, stored: tuple[int, ...]) -> Blocks:
+        """A unit's blocks, from the bytes that each has in the file."""
+        return Blocks.of(self.dtype, block_sizes(size_bytes, self.span_bytes(name)), stored)
 
 
 @dataclass(frozen=True)
@@ -79,11 +122,25 @@ class StoreIndex(Document):
     data_file: str
     data_bytes: Bytes
     units: tuple[StoreUnit, ...]
+    compression: Compression | None = None
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the index, and through its checksums of all weights."""
-        return document_hash(self)
+        value = to_json(self)
+        # as it was before stores could be compressed
+        for unit in value["units"]:
+            if not unit["blocks"]:
+                del unit["blocks"]
+        if self.compression is None:
+            del value["compression"]
+        return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+    def blocks(self, unit: StoreUnit) -> Blocks | None:
+        """A compressed unit's blocks; None where it lies there as it is."""
+        if self.compression is None or not unit.blocks:
+            return None
+        return self.compression.blocks(unit.name, unit.size_bytes, unit.blocks)
 
 
 def checksum(data: bytes | bytearray | memoryview) -> str:
@@ -91,13 +148,9 @@ def checksum(data: bytes | bytearray | memoryview) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def place_units(layouts: dict[str, UnitLayout]) -> tuple[dict[str, int], int]:
-    """Offset of each unit in the data file, and the file's size."""
-    offsets: dict[str, int] = {}
-    end = 0
-    for name, layout in layouts.items():
-        offsets[name] = end
-        end += aligned(layout.size_bytes)
+def place_units(stored_bytes: Iterable[int]) -> tuple[list[int], int]:
+    """Offset of each unit in the data file, from the bytes that it has there; the file's size."""
+    *offsets, end = accumulate(map(aligned, stored_bytes), initial=0)
     return offsets, end
 
 
@@ -132,15 +185,43 @@ def load_index(store: Path, layouts: dict[str, UnitLayout], fingerprint: str) ->
             f"{data}: {data.stat().st_size} bytes, not {index.data_bytes}; "
             "pack the checkpoint again into a new folder"
         )
-    offsets, size = place_units(layouts)
+    offsets, size = place_units(unit.stored_bytes for unit in index.units)
     if (
         [unit.name for unit in index.units] != list(layouts)
-        or [unit.offset_bytes for unit in index.units] != list(offsets.values())
+        or [unit.offset_bytes for unit in index.units] != offsets
         or [unit.size_bytes for unit in index.units] != [u.size_bytes for u in layouts.values()]
         or size != index.data_bytes
+        or not all(_blocks_fit(index, unit) for unit in index.units)
     ):
         raise CheckpointError(
             f"{store / INDEX_FILE}: does not describe the checkpoint's units; "
             "pack the checkpoint again into a new folder"
         )
     return index
+
+
+def _blocks_fit(index: StoreIndex, unit: StoreUnit) -> bool:
+    """Whether as many blocks are there as the unit has, none longer than what it decodes to."""
+    compression = index.compression
+    if not unit.blocks:
+        return True
+    if compression is None or compression.block_bytes != BLOCK_BYTES or unit.name in PLAIN_UNITS:
+        return False
+    sizes = block_sizes(unit.size_bytes, compression.span_bytes(unit.name))
+    return len(sizes) == len(unit.blocks) and all(map(le, unit.blocks, sizes))
+
+
+def stored_shares(index: StoreIndex | None) -> StoredShares | None:
+    """Bytes in the file for each byte of the units of a kind; None where nothing is compressed."""
+    if index is None or index.compression is None:
+        return None
+    whole, stored = Counter[str](), Counter[str]()
+    for unit in index.units:
+        kind = unit.name.partition(".")[0]
+        whole[kind] += unit.size_bytes
+        stored[kind] += unit.stored_bytes
+
+    def share(kind: str) -> float:
+        return stored[kind] / whole[kind] if whole[kind] else 1.0
+
+    return StoredShares(share("dense"), share("expert"), share("head"))

@@ -19,11 +19,12 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from executor.blocks import Blocks, Decoder, DecodingError
 from executor.direct import DirectFile
 from executor.store import StoreIndex
 from planner.documents import Document, load_document, write_document
 from planner.documents.base import Bytes, Hash, Nanoseconds
-from planner.memory import aligned
+from planner.memory import ALIGNMENT_BYTES, BLOCK_BYTES, aligned
 from solvers.errors import CheckpointError, DocumentError
 
 __all__ = [
@@ -103,27 +104,34 @@ def verify_units(
     file = DirectFile(store / index.data_file)
     try:
         for unit in index.units:
-            if digest(file, unit.offset_bytes, unit.size_bytes) != unit.checksum:
+            found = digest(file, unit.offset_bytes, unit.size_bytes, index.blocks(unit))
+            if found != unit.checksum:
                 raise CheckpointError(
                     f"{file.path}: {unit.name} does not match its checksum; "
                     "pack the checkpoint again into a new folder"
                 )
             if progress is not None:
-                progress(unit.offset_bytes + aligned(unit.size_bytes), index.data_bytes)
+                progress(unit.offset_bytes + aligned(unit.stored_bytes), index.data_bytes)
     finally:
         file.close()
 
 
-def digest(file: DirectFile, offset: int, size_bytes: int) -> str:
-    """Checksum of bytes on the disk, read past the page cache."""
+def digest(file: DirectFile, offset: int, size_bytes: int, blocks: Blocks | None = None) -> str:
+    """Checksum of bytes on the disk, read past the page cache; of what ``blocks`` decode to.
+
+    Blocks that cannot be decoded have none that any unit has.
+    """
     found = hashlib.blake2b(digest_size=16)
-    for part in _slices(file, offset, size_bytes):
-        found.update(part)
+    try:
+        for part in _contents(file, offset, size_bytes, blocks):
+            found.update(part)
+    except DecodingError:
+        return ""
     return found.hexdigest()
 
 
 def row_checksums(
-    file: DirectFile, offset: int, size_bytes: int, rows: int
+    file: DirectFile, offset: int, size_bytes: int, rows: int, blocks: Blocks | None = None
 ) -> tuple[str, npt.NDArray[np.uint32]]:
     """Checksum of a matrix on the disk, and CRC-32 of each of its rows, from one reading.
 
@@ -133,7 +141,7 @@ def row_checksums(
     row_bytes = size_bytes // rows
     sums = np.zeros(rows, np.uint32)
     row = done = value = 0
-    for part in _slices(file, offset, size_bytes):
+    for part in _contents(file, offset, size_bytes, blocks):
         found.update(part)
         at = 0
         while at < len(part):
@@ -144,6 +152,29 @@ def row_checksums(
                 sums[row] = value
                 row, done, value = row + 1, 0, 0
     return found.hexdigest(), sums
+
+
+def _contents(
+    file: DirectFile, offset: int, size_bytes: int, blocks: Blocks | None
+) -> Iterator[memoryview]:
+    """A unit's bytes in order, decoded where they are compressed."""
+    if blocks is None:
+        yield from _slices(file, offset, size_bytes)
+        return
+    decoder = Decoder(blocks.dtype)
+    target = memoryview(bytearray(BLOCK_BYTES))
+    # a step's blocks at least, and what shares its first and last sector
+    memory = memoryview(mmap.mmap(-1, _SLICE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    for step in blocks.steps(0, size_bytes):
+        begin = blocks.places[step.start]
+        skip = (offset + begin) % ALIGNMENT_BYTES
+        needed = skip + blocks.places[step.stop] - begin
+        file.read(memory[: aligned(needed)], offset + begin - skip, needed)
+        for index in step:
+            size = blocks.starts[index + 1] - blocks.starts[index]
+            first, last = (blocks.places[at] - begin + skip for at in (index, index + 1))
+            decoder.decode(memory[first:last], size, slice(0, size), target[:size])
+            yield target[:size]
 
 
 def _slices(file: DirectFile, offset: int, size_bytes: int) -> Iterator[memoryview]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,8 @@ from solvers.problem import Scenarios, Stage, Unit
 __all__ = ["DTYPE_BYTES", "Encoding", "Factors", "LeadTimes", "schedule_of"]
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+UnitKind = Literal["dense", "expert", "head"]
 
 
 class Factors(NamedTuple):
@@ -147,32 +149,30 @@ class Encoding:
         model = self.profile.model
         stages = []
         for layer in model.layers:
-            dense = self._unit(
-                layer.dense_bytes, dense_slot_bytes(model, layer.index), factors.copy
-            )
-            expert = self._unit(layer.expert_bytes, aligned(layer.expert_bytes), factors.copy)
+            held = dense_slot_bytes(model, layer.index)
+            dense = self._unit("dense", layer.dense_bytes, held, factors.copy)
+            held = aligned(layer.expert_bytes)
+            expert = self._unit("expert", layer.expert_bytes, held, factors.copy)
             stages.append(Stage(dense, (expert,) * layer.experts))
         rows, tiles = self.tiling
         row_bytes = model.hidden_size * self.dtype_bytes
         held = head_tile_bytes(model, rows, self.dtype_bytes)
         sizes = [min(rows, model.vocab_size - tile * rows) * row_bytes for tile in range(tiles)]
-        tile_units = tuple(self._unit(size, held, factors.copy) for size in sizes)
+        tile_units = tuple(self._unit("head", size, held, factors.copy) for size in sizes)
         return (*stages, Stage(None, tile_units, sequential=True))
 
-    def _unit(self, size_bytes: int, held_bytes: int, factor: float) -> Unit:
+    def _unit(self, kind: UnitKind, size_bytes: int, held_bytes: int, factor: float) -> Unit:
         chunks = max(-(-size_bytes // self.chunk_bytes), 1)
-        last = size_bytes - (chunks - 1) * self.chunk_bytes
-        whole = self.copy_ns(self.chunk_bytes, factor) if chunks > 1 else 0
-        return Unit(
-            size_bytes, held_bytes, chunks, whole, self.copy_ns(last, factor), self.chunk_bytes
-        )
+        last = self.copy_ns(size_bytes - (chunks - 1) * self.chunk_bytes, factor, kind)
+        whole = self.copy_ns(self.chunk_bytes, factor, kind) if chunks > 1 else 0
+        return Unit(size_bytes, held_bytes, chunks, whole, last, self.chunk_bytes)
 
-    def copy_ns(self, size_bytes: int, factor: float = 1.0) -> int:
-        """One chunk on the channel."""
-        link = self.link
-        alone = link.latency_ns.value + size_bytes * 1e9 / link.bandwidth_bytes_per_second.value
+    def copy_ns(self, size_bytes: int, factor: float = 1.0, kind: UnitKind = "expert") -> int:
+        """One chunk on the channel, of which a compressed store has fewer bytes."""
+        link, read = self.link, size_bytes * self.profile.model.stored_share(kind)
+        alone = link.latency_ns.value + read * 1e9 / link.bandwidth_bytes_per_second.value
         paced = link.paced_bytes_per_second
-        floor = size_bytes * 1e9 / paced if paced else 0.0
+        floor = read * 1e9 / paced if paced else 0.0
         return math.ceil(max(alone * factor, floor))
 
     def scenarios(

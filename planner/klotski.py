@@ -42,8 +42,8 @@ def klotski_batches(profile: Profile, workload: Workload, batch_size: int) -> in
     )
     router = profile.costs.curves["router"](batch_size)
     expert = profile.costs.curves["expert"]
-    copy_router = encoding.copy_ns(layer.router_bytes)
-    copy_attention = encoding.copy_ns(layer.attention_bytes + layer.norm_bytes)
+    copy_router = encoding.copy_ns(layer.router_bytes, kind="dense")
+    copy_attention = encoding.copy_ns(layer.attention_bytes + layer.norm_bytes, kind="dense")
     copy_expert = encoding.copy_ns(layer.expert_bytes)
     top_k = layer.top_k
     shares = -np.sort(-popularity(profile.arrays, layer.experts), axis=1).mean(axis=0) * top_k

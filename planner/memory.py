@@ -15,7 +15,10 @@ from planner.documents import LayerPolicy, LayerSpec, MemoryAccount, ModelSpec, 
 __all__ = [
     "ALIGNMENT_BYTES",
     "ATTENTION_TILE_ROWS",
+    "BLOCK_BYTES",
     "CONTEXT_STEPS",
+    "DECODERS",
+    "DECODE_STEP_BYTES",
     "DENSE_TENSORS",
     "EMBEDDING_CACHE_BYTES",
     "EMBEDDING_READS",
@@ -30,6 +33,7 @@ __all__ = [
     "aligned",
     "attention_tile_rows",
     "context_tokens",
+    "decode_bytes",
     "default_head_tiling",
     "dense_slot_bytes",
     "embedding_bytes",
@@ -84,6 +88,18 @@ EMBEDDING_READS = 16
 
 EMBEDDING_SPAN_BYTES = 28 << 10
 """Rows that lie close together are read at once, up to so many bytes (one row at least)."""
+
+BLOCK_BYTES = 256 << 10
+"""Weights in a block of a compressed store (fewer in a unit's last)."""
+
+DECODERS = 2
+"""Threads that decode blocks while the next are read."""
+
+DECODE_STEP_BYTES = 1 << 20
+"""Most compressed bytes that are read at once; two such steps have a buffer."""
+
+_ZSTD_BYTES = 512 << 10
+"""Most that zstandard keeps for one thread (its context has 94 KiB; the rest would be windows)."""
 
 _SINKS = ("gpt_oss",)
 
@@ -178,12 +194,23 @@ def embedding_read_bytes(model: ModelSpec) -> int:
 
 
 def read_buffer_bytes(model: ModelSpec, policy: Policy) -> int:
-    """Buffer through which a checkpoint's unaligned tensors reach their slots."""
+    """Buffer through which a checkpoint's unaligned tensors reach their slots, or compressed blocks
+    the decoders."""
+    if model.stored is not None:
+        return 2 * (DECODE_STEP_BYTES + 2 * ALIGNMENT_BYTES)
     largest = max(
         max(max(layer.dense_bytes, layer.expert_bytes) for layer in model.layers),
         policy.head_tile_rows * model.hidden_size * model.dtype_bytes,
     )
     return aligned(min(policy.chunk_bytes, largest)) + 2 * ALIGNMENT_BYTES
+
+
+def decode_bytes(model: ModelSpec) -> int:
+    """What the decoders of a compressed store work in: each has a block, as many bytes for words
+    that are being put together, and half as many for exponents."""
+    if model.stored is None:
+        return 0
+    return DECODERS * (BLOCK_BYTES * 5 // 2 + _ZSTD_BYTES)
 
 
 def account_device(
@@ -206,8 +233,8 @@ def account_device(
         ``dense`` (resident dense parts), ``dense_slots``, ``experts`` (residents), ``slots``,
         ``head`` (resident tiles and the final norm), ``kv`` (of the whole group at its longest),
         ``hidden`` (residual stream, expert input, expert sum in float32, routing),
-        ``workspace`` (the largest operation's temporaries and the read buffer), ``logits``,
-        ``embedding``.
+        ``workspace`` (the largest operation's temporaries, the read buffer and decoders),
+        ``logits``, ``embedding``.
     """
     sequences = group_sequences(policy, workload)
     streamed = [
@@ -237,7 +264,8 @@ def account_device(
         ),
         "hidden": _hidden_bytes(model, sequences * workload.prompt_tokens, dtype_bytes),
         "workspace": workspace_bytes(model, policy, workload, dtype_bytes)
-        + read_buffer_bytes(model, policy),
+        + read_buffer_bytes(model, policy)
+        + decode_bytes(model),
         "logits": aligned(
             sequences
             * (policy.head_tile_rows * dtype_bytes + 3 * model.hidden_size * (dtype_bytes + 4))

@@ -65,7 +65,7 @@ def predict(judged: Judged, schedule: Schedule) -> Predicted:
         wall_ns=wall_ns,
         prefill_ns=prefill_ns,
         decode_ns=decode_ns,
-        bytes_read=int((result.copied_bytes * weight).sum()) // runs,
+        bytes_read=_read_bytes(judged, result, int((result.copied_bytes * weight).sum()) // runs),
         bubble_inter_layer_ns=by_kind["wait_dense"],
         bubble_intra_layer_ns=by_kind["wait_expert"] + by_kind["wait_head"],
         duration_by_kind_ns={kind: total for kind, total in by_kind.items() if total},  # type: ignore[misc]
@@ -84,6 +84,21 @@ def predict(judged: Judged, schedule: Schedule) -> Predicted:
         timeline=_timeline(judged, schedule),
         slowdown=Slowdown(*judged.factors),
     )
+
+
+def _read_bytes(judged: Judged, result: Replay, copied: int) -> int:
+    """Bytes that are read for ``copied`` ones, of which a compressed store has fewer.
+
+    A kind's share of them is known by its time, which goes by the bytes read.
+    """
+    model = judged.encoding.profile.model
+    if model.stored is None:
+        return copied
+    stored = model.stored
+    busy = (result.busy_ns * judged.problem.scenarios.weight[:, None]).sum(axis=0)
+    share = np.array([stored.dense, stored.expert, stored.expert, stored.head])
+    whole = float((busy / share).sum())
+    return round(copied * float(busy.sum()) / whole) if whole else copied
 
 
 def _by_kind(judged: Judged, result: Replay) -> Counter[str]:

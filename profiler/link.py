@@ -22,7 +22,7 @@ _AT_ONCE = 6
 
 @dataclass(frozen=True, slots=True)
 class CopySample:
-    """One unit's copy: so many bytes in so many chunks took so long."""
+    """One unit's copy: so many bytes, as they are read, in so many chunks took so long."""
 
     chunks: int
     size_bytes: int
@@ -59,10 +59,11 @@ def copies_alone(bench: Bench, order: Random) -> list[CopySample]:
     experts = sorted(unit for unit in units.sizes if unit.kind == "expert")
     chosen = order.sample(experts, min(policy.slots - policy.reserve, len(experts)))
     samples = []
+    share = bench.model.stored_share("expert")
     for event in bench.fill(chosen):
         size = units.sizes[Unit(event.layer, "expert", event.item)]
         chunks = -(-size // policy.chunk_bytes)
-        samples.append(CopySample(chunks, size, event.end_ns - event.start_ns))
+        samples.append(CopySample(chunks, round(size * share), event.end_ns - event.start_ns))
     return samples
 
 

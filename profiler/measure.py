@@ -306,7 +306,8 @@ class Measurement:
         size = self.model.layers[Layout(self.model, 0).moe_layer].expert_bytes
         chunks = -(-size // self._beside_chunk)
         slope = 1e9 / fit.bandwidth_bytes_per_second.value
-        return size * 1e9 / (chunks * fit.latency_ns.value + size * slope)
+        read = size * self.model.stored_share("expert")
+        return size * 1e9 / (chunks * fit.latency_ns.value + read * slope)
 
     def _refuse(self) -> None:
         width = DTYPES[self.model.dtype].itemsize

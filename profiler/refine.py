@@ -173,13 +173,15 @@ def refine(profile: Profile, trace: Trace) -> Refined:
     """
     check_source(profile, trace)
     run, costs, chunk = observed(trace), profile.costs, trace.chunk_bytes or 1
+    # all kinds of unit alike, as they nearly are
+    share = profile.model.stored_share("expert")
     seen = _computed(costs, run)
     copies = _copied(costs, run)
     channel = _channel(profile.hardware, copies)
     corrected_costs = _refit(costs, run, seen)
-    link = _relink(channel, copies, chunk)
+    link = _relink(channel, copies, chunk, share)
     half_costs = _refit(costs, run, _every_other(seen, 0))
-    half_link = _relink(channel, _every_other(copies, 0), chunk)
+    half_link = _relink(channel, _every_other(copies, 0), chunk, share)
     steps = []
     for kind in dict.fromkeys(one.event.kind for one in seen):
         own = [one for one in seen if one.event.kind == kind]
@@ -200,9 +202,9 @@ def refine(profile: Profile, trace: Trace) -> Refined:
                 COPY,
                 len(copies),
                 _took(copies),
-                _copies_take(channel, copies, chunk),
-                _copies_take(link, copies, chunk),
-                _ratio(rest, _copies_take(half_link, rest, chunk)),
+                _copies_take(channel, copies, chunk, share),
+                _copies_take(link, copies, chunk, share),
+                _ratio(rest, _copies_take(half_link, rest, chunk, share)),
             )
         )
     hardware = profile.hardware
@@ -337,20 +339,23 @@ def _channel(hardware: Hardware, copies: Sequence[_Seen]) -> Channel | None:
     return None
 
 
-def _copies_take(channel: Channel, copies: Sequence[_Seen], chunk_bytes: int) -> int:
-    return round(sum(_alone(channel, one.event, chunk_bytes) * one.factor for one in copies))
+def _copies_take(channel: Channel, copies: Sequence[_Seen], chunk_bytes: int, share: float) -> int:
+    return round(sum(_alone(channel, one.event, chunk_bytes, share) * one.factor for one in copies))
 
 
-def _alone(channel: Channel, event: Event, chunk_bytes: int) -> float:
+def _alone(channel: Channel, event: Event, chunk_bytes: int, share: float) -> float:
+    """A copy alone, of which ``share`` is read."""
     chunks = -(-event.size_bytes // chunk_bytes)
     bandwidth = channel.bandwidth_bytes_per_second.value
-    return chunks * channel.latency_ns.value + event.size_bytes * 1e9 / bandwidth
+    return chunks * channel.latency_ns.value + event.size_bytes * share * 1e9 / bandwidth
 
 
-def _relink(channel: Channel | None, copies: Sequence[_Seen], chunk_bytes: int) -> Channel | None:
+def _relink(
+    channel: Channel | None, copies: Sequence[_Seen], chunk_bytes: int, share: float
+) -> Channel | None:
     """The link faster or slower as a whole: latency and time a byte by one ratio."""
     if channel is None or not copies:
         return channel
-    said = sum(_alone(channel, one.event, chunk_bytes) for one in copies)
+    said = sum(_alone(channel, one.event, chunk_bytes, share) for one in copies)
     ratio = (sum(one.alone_ns for one in copies) / said) ** weight(len(copies))
     return scaled_channel(channel, ratio, len(copies))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.text import Text
@@ -56,6 +56,12 @@ from solvers.errors import OptionError
 from solvers.registry import BOUNDS, REFUSED
 
 __all__ = ["pack", "plan", "synth"]
+
+_COMPRESS: dict[str, Literal["none", "exact", "auto"]] = {
+    "none": "none",
+    "exact": "exact",
+    "auto": "auto",
+}
 
 
 def synth(
@@ -122,19 +128,31 @@ def pack(
     ctx: typer.Context,
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT")],
     store: Annotated[Path, typer.Argument(metavar="STORE", help="Folder for the store.")],
+    compress: Annotated[
+        str,
+        typer.Option(
+            "--compress",
+            help="none; exact: fewer bytes that decode to the same bits; auto: so where it pays.",
+        ),
+    ] = "none",
     as_json: Json = False,
 ) -> None:
     """Rewrite a checkpoint so that one direct read fetches one expert. Can be taken up again."""
     import executor
 
     reporter = reporter_of(ctx)
+    if compress not in _COMPRESS:
+        raise OptionError(f"--compress {compress!r} is unknown; choose {', '.join(_COMPRESS)}")
     check_new_folder(store, "STORE", [checkpoint])
     with reporter.steps("pack") as progress:
-        summary = executor.pack(checkpoint, store, progress)
+        summary = executor.pack(checkpoint, store, progress, compress=_COMPRESS[compress])
     again = f", {summary.reused_units} of them from before" if summary.reused_units else ""
-    reporter.show(
-        Text(f"{store}: {summary.units} units{again}, {human_bytes(summary.size_bytes)}, verified")
-    )
+    share = summary.size_bytes / max(summary.weights_bytes, 1)
+    small = f" ({share:.1%} of the weights, exactly compressed)" if summary.compressed else ""
+    size = human_bytes(summary.size_bytes)
+    reporter.show(Text(f"{store}: {summary.units} units{again}, {size}{small}, verified"))
+    for note in summary.notes:
+        reporter.note(f"moeplan: {note}")
     reporter.result(plain(summary))
 
 

@@ -21,7 +21,7 @@ from planner.documents.base import (
 )
 from planner.documents.costs import Channel, CostProfile, Curve, Hardware, Surface, Tier
 from planner.documents.machine import Machine
-from planner.documents.model import LayerSpec, ModelSpec
+from planner.documents.model import LayerSpec, ModelSpec, StoredShares
 from planner.documents.placement import BalanceFigures, ExpertPlacement, LayerPlacement
 from planner.documents.plan import (
     MOST_REQUESTS,
@@ -88,6 +88,7 @@ __all__ = [
     "RoutingTrace",
     "ServedAs",
     "Slowdown",
+    "StoredShares",
     "Surface",
     "Tier",
     "Timeline",

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 
 from planner.documents.base import STRICT, Bytes, Document, Hash, Positive, Tokens, Units
 
-__all__ = ["LayerSpec", "ModelSpec"]
+__all__ = ["LayerSpec", "ModelSpec", "StoredShares"]
 
 Width = Annotated[int, Field(ge=1, le=1 << 24)]
 Experts = Annotated[int, Field(ge=0, lt=1 << 16)]
@@ -82,6 +82,21 @@ class LayerSpec:
         return self.dense_bytes + self.experts * self.expert_bytes
 
 
+Share = Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredShares:
+    """Bytes that lie on the disk for each byte of dense parts, experts and head tiles, where a
+    store has them exactly compressed."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    dense: Share
+    expert: Share
+    head: Share
+
+
 @dataclass(frozen=True)
 class ModelSpec(Document):
     """A model, as its checkpoint has it.
@@ -112,6 +127,8 @@ class ModelSpec(Document):
     encoder_layers
         The encoder of an encoder-decoder model; ``layers`` are then its decoder's. Empty in most
         models.
+    stored
+        What a compressed store has of it; None where weights are read as they are.
     """
 
     kind: ClassVar[str] = "model"
@@ -138,6 +155,7 @@ class ModelSpec(Document):
     fingerprint: Hash
     synthetic: bool = False
     encoder_layers: tuple[LayerSpec, ...] = ()
+    stored: StoredShares | None = None
 
     def __post_init__(self) -> None:
         for layers in (self.layers, self.encoder_layers):
@@ -147,6 +165,16 @@ class ModelSpec(Document):
             raise ValueError("layers: there is none")
         if self.tied and self.head_bytes:
             raise ValueError("head_bytes: a tied head has no bytes of its own")
+
+    def stored_share(self, kind: Literal["dense", "expert", "head"]) -> float:
+        """Bytes that are read for each byte that a unit's copy brings."""
+        if self.stored is None:
+            return 1.0
+        return {
+            "dense": self.stored.dense,
+            "expert": self.stored.expert,
+            "head": self.stored.head,
+        }[kind]
 
     @property
     def moe_layers(self) -> tuple[int, ...]:

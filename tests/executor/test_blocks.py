@@ -1,0 +1,138 @@
+"""Blocks bring back every bit, whatever it stands for."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from executor.blocks import Blocks, Decoder, DecodingError, Expander, block_sizes, encode_block
+from planner.memory import ALIGNMENT_BYTES, BLOCK_BYTES, DECODE_STEP_BYTES
+
+DTYPES = ("float32", "bfloat16", "float16")
+WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
+DECODERS_OF = {dtype: Decoder(dtype) for dtype in DTYPES}
+
+
+def decoded(stored: bytes, size: int, dtype: str, part: slice | None = None) -> bytes:
+    part = part or slice(0, size)
+    target = memoryview(bytearray(part.stop - part.start))
+    DECODERS_OF[dtype].decode(memoryview(stored), size, part, target)
+    return bytes(target)
+
+
+def weights(dtype: str, count: int, seed: int = 0) -> bytes:
+    """Normally distributed numbers, as trained and random weights nearly are."""
+    values = np.random.default_rng(seed).normal(0, 0.02, count).astype(np.float32)
+    if dtype == "bfloat16":
+        return (values.view(np.uint32) >> 16).astype("<u2").tobytes()
+    return values.astype(dtype).tobytes()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(DTYPES),
+    st.one_of(
+        st.binary(max_size=600),
+        # few different bytes: what shrinks most
+        st.lists(st.sampled_from([0x00, 0x3C, 0x7F, 0x80, 0xFF]), max_size=600).map(bytes),
+        st.lists(
+            st.sampled_from([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-40, 3e38]), max_size=200
+        ).map(lambda values: np.array(values, np.float32).tobytes()),
+    ),
+    st.integers(1, 300),
+    st.data(),
+)
+def test_any_bits_come_back(dtype: str, piece: bytes, times: int, data: st.DataObject) -> None:
+    plain = (piece * times)[:BLOCK_BYTES]
+    stored = encode_block(plain, dtype)
+    assert len(stored) <= len(plain)
+    assert decoded(stored, len(plain), dtype) == plain
+    first = data.draw(st.integers(0, len(plain)))
+    last = data.draw(st.integers(first, len(plain)))
+    assert decoded(stored, len(plain), dtype, slice(first, last)) == plain[first:last]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_every_word_comes_back(dtype: str) -> None:
+    """All 65,536 of them, each next to ordinary ones, so that the block is coded."""
+    plain = np.arange(1 << 16, dtype="<u2").tobytes()
+    for first in range(0, len(plain), BLOCK_BYTES // 8):
+        some = plain[first : first + BLOCK_BYTES // 8] + weights(dtype, BLOCK_BYTES // 4, first)
+        stored = encode_block(some, dtype)
+        assert len(stored) < len(some)
+        assert decoded(stored, len(some), dtype) == some
+
+
+def test_special_float32_come_back() -> None:
+    special = [0x00000000, 0x80000000, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001, 0xFFFFFFFF]
+    special += [0x00000001, 0x807FFFFF, 0x00800000, 0x7F7FFFFF]
+    plain = weights("float32", 4000) + struct.pack(f"<{len(special)}I", *special)
+    stored = encode_block(plain, "float32")
+    assert len(stored) < len(plain)
+    assert decoded(stored, len(plain), "float32") == plain
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_size_is_near_the_entropy(dtype: str) -> None:
+    """A normal variable's exponent carries 2.55 bits whatever its scale; in float16 what is coded
+    is the upper byte, with the sign and two bits of the mantissa."""
+    plain = weights(dtype, BLOCK_BYTES // WIDTH[dtype])
+    share = len(encode_block(plain, dtype)) / len(plain)
+    bits = {"bfloat16": 2.55 + 8, "float32": 2.55 + 24}.get(dtype)
+    if bits is None:
+        _, counts = np.unique(np.frombuffer(plain, np.uint8)[1::2], return_counts=True)
+        odds = counts / counts.sum()
+        bits = float(-(odds * np.log2(odds)).sum()) + 8
+    least = bits / (8 * WIDTH[dtype])
+    assert least * 0.99 < share < least * 1.03
+
+
+def test_damage_that_shows_is_told() -> None:
+    plain = weights("bfloat16", 5000)
+    stored = encode_block(plain, "bfloat16")
+    short = stored[:5000] + zstandard.compress(bytes(4999))
+    long = stored[:5000] + zstandard.compress(bytes(5001))
+    for wrong in (stored[:-3], stored[:5000], stored[:5000] + b"no frame", short, long):
+        with pytest.raises(DecodingError):
+            decoded(wrong, len(plain), "bfloat16")
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_expander_brings_any_part(data: st.DataObject) -> None:
+    """Of a unit of many blocks, some of which do not shrink; in steps, by two threads."""
+    dtype = data.draw(st.sampled_from(DTYPES))
+    size = data.draw(st.integers(1, 12 * BLOCK_BYTES)) // 4 * 4 + 4
+    span = data.draw(st.sampled_from([1 << 62, 3 * BLOCK_BYTES + 4 * 97]))
+    unit = weights(dtype, size // WIDTH[dtype])
+    noise = np.random.default_rng(size).bytes(BLOCK_BYTES)
+    unit = (noise + unit)[:size]
+    sizes = block_sizes(size, span)
+    assert sum(sizes) == size
+    stored, at = [], 0
+    for one in sizes:
+        stored.append(encode_block(unit[at : at + one], dtype))
+        at += one
+    file = memoryview(b"".join(stored))
+    reads: list[int] = []
+
+    def read(place: int, count: int, memory: memoryview) -> memoryview:
+        reads.append(count)
+        memory[:count] = file[place : place + count]
+        return memory[:count]
+
+    blocks = Blocks.of(dtype, sizes, tuple(map(len, stored)))
+    buffer = memoryview(bytearray(2 * (DECODE_STEP_BYTES + 2 * ALIGNMENT_BYTES)))
+    first = data.draw(st.integers(0, size - 1))
+    last = data.draw(st.integers(first + 1, size))
+    target = memoryview(bytearray(last - first))
+    Expander(dtype).expand(blocks, first, last, target, buffer, read)
+    assert bytes(target) == unit[first:last]
+    assert max(reads) <= DECODE_STEP_BYTES
+    # every byte is read once: no more than the blocks that are touched
+    assert sum(reads) <= last - first + 2 * BLOCK_BYTES

@@ -1,0 +1,315 @@
+"""Compressed stores: the same tokens from fewer bytes, and one clear error for damage."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from executor import Engine, open_weights, pack, verify_store
+from executor.blocks import FORMAT
+from executor.store import StoreIndex
+from executor.units import Unit
+from planner.documents import LayerPolicy, ModelSpec, Policy, Workload, load_document
+from planner.memory import BLOCK_BYTES, account_device, smallest_policy
+from solvers.errors import CheckpointError, StaleError
+
+CRASHING = """
+import os, signal, sys
+from pathlib import Path
+from executor import packing
+
+packing._BATCH_BYTES = 40_000
+left = int(sys.argv[3])
+fsync = os.fsync
+
+def fsync_or_die(descriptor):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    fsync(descriptor)
+
+os.fsync = fsync_or_die
+packing.pack(Path(sys.argv[1]), Path(sys.argv[2]), compress="exact")
+"""
+
+NEW_TOKENS = 4
+
+
+def crash(checkpoint: Path, store: Path, syncs: int) -> None:
+    """Pack in a process that kills itself at its n-th fsync."""
+    command = [sys.executable, "-c", CRASHING, str(checkpoint), str(store), str(syncs)]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+
+
+def index_of(store: Path) -> StoreIndex:
+    return load_document(StoreIndex, store / "store.json")
+
+
+def prompts_of(vocabulary: int) -> list[list[int]]:
+    return [[3 + (7 * i + 11 * j) % (vocabulary - 3) for j in range(9 - i)] for i in range(5)]
+
+
+@pytest.fixture(scope="module")
+def bulk(helpers: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """A bfloat16 checkpoint whose experts and head have several blocks; stores of it."""
+    folder = tmp_path_factory.mktemp("bulk")
+    helpers.write_checkpoint(
+        "mixtral",
+        folder / "checkpoint",
+        torch.bfloat16,
+        hidden_size=128,
+        intermediate_size=900,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        vocab_size=4000,
+        initializer_range=0.02,
+    )
+    checkpoint = folder / "checkpoint"
+    for name, compress in (("plain", "none"), ("exact", "exact")):
+        pack(checkpoint, folder / name, compress=compress)  # type: ignore[arg-type]
+    return checkpoint, folder / "plain", folder / "exact"
+
+
+def policies(model: ModelSpec) -> dict[str, Policy]:
+    """From barely one layer to everything; chunks of less than a block, of some, of many."""
+    least = smallest_policy(model, model.dtype_bytes)
+    ahead = tuple(
+        LayerPolicy(False, (0,), tuple(range(spec.experts - 1, 2, -1))) if spec.experts else
+        LayerPolicy(False, (), ())
+        for spec in model.layers
+    )  # fmt: skip
+    tiles = replace(least, head_tile_rows=257, head_tiles=-(-model.vocab_size // 257))
+    return {
+        "least": replace(least, batch_size=5),
+        "prefetch": replace(least, layers=ahead, n_batches=3, batch_size=2, slots=4, dense_slots=2),
+        "lru": replace(least, batch_size=5, slots=7, reserve=2, eviction="lru", chunk_bytes=90112),
+        # tiles that no block begins with, and chunks that end inside blocks
+        "tiles": replace(tiles, batch_size=5, chunk_bytes=BLOCK_BYTES + 4096, slots=3),
+        "whole": replace(least, batch_size=5, chunk_bytes=4 << 20, dense_slots=2, slots=2),
+    }
+
+
+def run(
+    checkpoint: Path, store: Path, policy: Policy, helpers: Any, *, verify: bool = True
+) -> tuple[list[list[int]], int]:
+    """Tokens, and bytes read; the run stays within what the account says."""
+    with open_weights(checkpoint, store) as source:
+        model = source.model
+    account = account_device(model, policy, Workload(5, 9, NEW_TOKENS), model.dtype_bytes, 0)
+    plan = helpers.plan(checkpoint, policy, Workload(5, 9, NEW_TOKENS), store=store)
+    plan = replace(plan, memory={"device": replace(account, capacity_bytes=account.peak_bytes)})
+    with Engine.from_plan(plan, verify=verify) as engine:
+        outputs = engine.generate(prompts_of(model.vocab_size))
+        totals = engine.trace().totals
+    assert totals.device_peak_bytes <= totals.device_budget_bytes == account.peak_bytes
+    return [list(output.token_ids) for output in outputs], totals.bytes_read
+
+
+def test_store_of_fewer_bytes(bulk: tuple[Path, Path, Path]) -> None:
+    checkpoint, plain, exact = bulk
+    index = index_of(exact)
+    assert index.compression is not None
+    assert index.compression.format == FORMAT
+    assert index.data_bytes == (exact / "weights.bin").stat().st_size
+    assert verify_store(checkpoint, exact).fingerprint == index.fingerprint
+    # checksums are of the weights: the same in both
+    assert [u.checksum for u in index.units] == [u.checksum for u in index_of(plain).units]
+    by_name = {unit.name: unit for unit in index.units}
+    assert not by_name["embedding"].blocks
+    assert len(by_name["expert.1.7"].blocks) == -(-3 * 128 * 900 * 2 // BLOCK_BYTES)
+    with open_weights(checkpoint, exact) as source:
+        stored = source.model.stored
+    assert stored is not None
+    # weights are normal in all of them; the entropy of their exponents makes it 0.66
+    for share in (stored.dense, stored.expert, stored.head):
+        assert 0.65 < share < 0.70
+    with open_weights(checkpoint, plain) as source:
+        assert source.model == replace(source.checkpoint.model, stored=None)
+
+
+@pytest.mark.parametrize("name", ["least", "prefetch", "lru", "tiles", "whole"])
+def test_same_tokens_from_fewer_bytes(
+    name: str, bulk: tuple[Path, Path, Path], helpers: Any
+) -> None:
+    checkpoint, plain, exact = bulk
+    with open_weights(checkpoint, plain) as source:
+        policy = policies(source.model)[name]
+    want, whole = run(checkpoint, plain, policy, helpers)
+    got, read = run(checkpoint, exact, policy, helpers)
+    assert got == want
+    if name == "whole":
+        assert 0.6 < read / whole < 0.75
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("qwen3_moe", "prefetch"),
+        ("gpt_oss", "least"),
+        ("deepseek_v3", "lru"),
+        ("granitemoe", "tiles"),
+        ("glm4_moe", "whole"),
+    ],
+)
+def test_families(
+    family: str,
+    name: str,
+    checkpoint_of: Callable[..., Path],
+    helpers: Any,
+    tmp_path: Path,
+) -> None:
+    """Biases, float32 routers, tied heads: in float32, equal to what transformers generates."""
+    checkpoint = checkpoint_of(family)
+    pack(checkpoint, tmp_path / "store", compress="exact")
+    with open_weights(checkpoint, tmp_path / "store") as source:
+        policy = policies(source.model)[name]
+        vocabulary = source.model.vocab_size
+    got, _ = run(checkpoint, tmp_path / "store", policy, helpers)
+    assert got == helpers.greedy(checkpoint, prompts_of(vocabulary), NEW_TOKENS)
+
+
+def test_killed_pack_goes_on(bulk: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    checkpoint, _, exact = bulk
+    store = tmp_path / "store"
+    crash(checkpoint, store, 7)
+    with pytest.raises(StaleError, match="other compression"):
+        pack(checkpoint, store)
+    # what was begun compressed goes on so
+    summary = pack(checkpoint, store, compress="auto")
+    assert summary.reused_units > 0
+    assert summary.compressed
+    assert "goes on as it was begun" in summary.notes[0]
+    for name in ("weights.bin", "store.json"):
+        assert (store / name).read_bytes() == (exact / name).read_bytes()
+
+
+def test_finished_stores_stay_what_they_are(bulk: tuple[Path, Path, Path]) -> None:
+    checkpoint, plain, exact = bulk
+    with pytest.raises(CheckpointError, match="finished store with compression; name a new"):
+        pack(checkpoint, exact)
+    with pytest.raises(CheckpointError, match="finished store without compression"):
+        pack(checkpoint, plain, compress="exact")
+    assert pack(checkpoint, exact, compress="auto").compressed
+    assert not pack(checkpoint, plain, compress="auto").compressed
+
+
+def test_auto_measures_and_says_so(bulk: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """Which it is, the machine decides; the reason has the figures."""
+    summary = pack(bulk[0], tmp_path / "store", compress="auto")
+    (reason,) = summary.notes
+    assert reason.startswith("compressed: " if summary.compressed else "not compressed: ")
+    assert "would have 66% of its bytes" in reason
+
+
+@pytest.fixture
+def damaged(bulk: tuple[Path, Path, Path], tmp_path: Path) -> Callable[[int], Path]:
+    """``damaged(place)``: the compressed store with another byte there in expert 1.7; its
+    ``verified.json`` claims that it was verified so."""
+
+    def make(place: int) -> Path:
+        store = tmp_path / "damaged"
+        shutil.copytree(bulk[2], store)
+        unit = next(unit for unit in index_of(store).units if unit.name == "expert.1.7")
+        data = store / "weights.bin"
+        with open(data, "r+b") as file:
+            file.seek(unit.offset_bytes + place)
+            byte = file.read(1)[0]
+            file.seek(unit.offset_bytes + place)
+            file.write(bytes([byte ^ 1]))
+            os.fsync(file.fileno())
+        return store
+
+    return make
+
+
+# in a sign and a mantissa; where the first frame begins; among its codes
+@pytest.mark.parametrize("place", [77, BLOCK_BYTES // 2, BLOCK_BYTES // 2 + 5000])
+def test_damage_is_found(
+    place: int, bulk: tuple[Path, Path, Path], damaged: Callable[[int], Path], helpers: Any
+) -> None:
+    checkpoint, store = bulk[0], damaged(place)
+    for read in (verify_store, open_weights):
+        with pytest.raises(CheckpointError, match=r"expert\.1\.7 does not match its checksum"):
+            read(checkpoint, store)
+
+
+def test_damage_during_a_run_is_one_error(
+    bulk: tuple[Path, Path, Path], helpers: Any, tmp_path: Path
+) -> None:
+    """A frame that cannot be decoded ends the run, checked or not."""
+    checkpoint, store = bulk[0], tmp_path / "store"
+    shutil.copytree(bulk[2], store)
+    with open_weights(checkpoint, store) as source:
+        policy = policies(source.model)["whole"]
+        plan = helpers.plan(checkpoint, policy, Workload(5, 9, NEW_TOKENS), store=store)
+    with Engine.from_plan(plan) as engine:
+        for unit in index_of(store).units:
+            if unit.name.startswith("expert."):
+                with open(store / "weights.bin", "r+b") as file:
+                    file.seek(unit.offset_bytes + BLOCK_BYTES // 2)
+                    file.write(b"no frame")
+        with pytest.raises(CheckpointError, match=r"compressed weights at .* cannot be decoded"):
+            engine.generate(prompts_of(4000))
+
+
+def test_index_that_does_not_fit(bulk: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    checkpoint, _, exact = bulk
+    index = index_of(exact)
+    place = next(n for n, unit in enumerate(index.units) if unit.name == "expert.0.0")
+    from planner.documents import write_document
+
+    first, second, *rest = index.units[place].blocks
+    for number, blocks in enumerate(
+        ((first + second, *rest), (BLOCK_BYTES + 1, first + second - BLOCK_BYTES - 1, *rest))
+    ):
+        store = tmp_path / str(number)
+        shutil.copytree(exact, store)
+        units = list(index.units)
+        units[place] = replace(units[place], blocks=blocks)
+        write_document(replace(index, units=tuple(units)), store / "store.json")
+        with pytest.raises(CheckpointError, match="does not describe the checkpoint's units"):
+            open_weights(checkpoint, store)
+
+
+def test_plan_of_the_other_store_is_refused(bulk: tuple[Path, Path, Path], helpers: Any) -> None:
+    checkpoint, plain, exact = bulk
+    with open_weights(checkpoint, plain) as source:
+        policy = policies(source.model)["whole"]
+    plan = helpers.plan(checkpoint, policy, Workload(1, 4, 2), store=plain)
+    with pytest.raises(StaleError, match="not the store that the plan was made for"):
+        Engine.from_plan(plan, store=exact)
+
+
+def test_read_units_equal(bulk: tuple[Path, Path, Path]) -> None:
+    """Read in odd parts, a unit is what the plain store has."""
+    from executor.direct import Pacer, ReadBuffer
+    from planner.memory import ALIGNMENT_BYTES, DECODE_STEP_BYTES, aligned
+
+    checkpoint, plain, exact = bulk
+    unit = Unit(1, "expert", 3)
+    got = []
+    for store in (plain, exact):
+        with open_weights(checkpoint, store) as source:
+            size = source.size_bytes(unit)
+            buffer = ReadBuffer(2 * (DECODE_STEP_BYTES + 2 * ALIGNMENT_BYTES))
+            reader = source.reader(buffer, Pacer(None))
+            memory = memoryview(mmap.mmap(-1, aligned(size)))
+            for start in range(0, size, 77 * 4096):
+                part = min(77 * 4096, size - start)
+                reader.read(source.pieces(unit), memory, start, part)
+            got.append(bytes(memory[:size]))
+    assert got[0] == got[1]
