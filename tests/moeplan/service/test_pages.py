@@ -25,6 +25,7 @@ from moeplan.client import Client
 from moeplan.service.app import AppSettings, create_app
 from moeplan.service.guard import GuardSettings
 from moeplan.service.pages.charts import Axis, Point, chart, frontier
+from moeplan.service.problems import problem
 from moeplan.service.requests import CompareRequest, PlacementRequest
 from moeplan.service.store import Store
 from moeplan.service.work import carry_out
@@ -263,6 +264,11 @@ def site(
         routing = client.get("routings")["items"][0]["hash"]
         where = {"routing": routing, "devices": 2, "method": "greedy", "scenarios": 8}
         placed = done(store, "place", PlacementRequest(**where).inputs())
+        failed = client.ask("plans", **plan_request(profile, seed=2)).id
+        job = store.jobs.claim("test", lease_seconds=60, most_attempts=1)
+        assert job is not None
+        # one word that is wider than a phone, beside a name that is markup
+        store.jobs.fail(job, problem(422, "stale", "Stale", f"profile-{'0' * 400}: {EVIL}"))
         waiting = client.ask("plans", **plan_request(profile, seed=1)).id
         yield SimpleNamespace(
             url=address,
@@ -280,6 +286,7 @@ def site(
                 "placement": f"/placements/{placed}",
                 "jobs": "/jobs",
                 "job": f"/jobs/{waiting}",
+                "failed job": f"/jobs/{failed}",
                 "profiles": "/profiles",
                 "profile": f"/profiles/{profile}",
                 "new plan": f"/plans/new?of={profile}",
@@ -295,6 +302,12 @@ UNNAMED = """
   .filter(one => !(one.innerText || one.labels?.length || one.closest("[aria-label]")))
   .map(one => one.outerHTML)"""
 """What nothing names for those who do not see it."""
+SQUEEZED = """
+[...document.querySelectorAll("main a, main p, main dd")]
+  .filter(one => one.offsetWidth && one.innerText.length > 20)
+  .filter(one => one.offsetWidth < 60)
+  .map(one => one.outerHTML)"""
+"""Texts that are narrower than a few words."""
 
 
 @pytest.mark.parametrize(
@@ -319,6 +332,8 @@ def test_every_page_fits_is_whole_and_shows_names_as_text(
             assert page.locator("img, main script").count() == 0, name
             wide = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
             assert wide[0] <= wide[1], name
+            # nothing is squeezed to a column of letters
+            assert page.evaluate(SQUEEZED) == [], name
             assert page.evaluate("window.hit === undefined"), name
             assert page.evaluate(UNNAMED) == [], name
             if "new" not in name and "placement" not in name:
