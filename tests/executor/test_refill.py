@@ -50,11 +50,12 @@ def plan_for(checkpoint: Path, helpers: Any, n_batches: int, batch_size: int) ->
     return made
 
 
-@pytest.mark.parametrize(
-    ("n_batches", "batch_size", "tiles"),
-    [(2, 2, "grid"), (1, 5, "grid"), (1, 5, "runs"), (3, 3, "runs")],
-)
-@pytest.mark.parametrize("family", FAMILIES)
+CASES = [("mixtral", 1, 5, "runs"), ("mixtral", 1, 5, "grid")] + [
+    (family, *case) for family in FAMILIES for case in ((2, 2, "grid"), (3, 3, "runs"))
+]
+
+
+@pytest.mark.parametrize(("family", "n_batches", "batch_size", "tiles"), CASES)
 def test_tokens(
     family: str,
     n_batches: int,
