@@ -12,6 +12,7 @@ from typing import Any
 
 from moeplan.service.entries import json_entry, plan_entry
 from moeplan.service.store import Job, Store
+from moeplan.service.store.documents import Entry
 from moeplan.service.store.jobs import job_id
 from moeplan.sweeps.pairs import Asked, Pair, Prepared, pairs
 from moeplan.sweeps.task import Answers, Task
@@ -107,10 +108,10 @@ def sweep_pairs(
     RunError
         If the engine does.
     """
-    Sweep(store, asked, tell, swept).run(engine)
+    _Sweep(store, asked, tell, swept).run(engine)
 
 
-class Sweep:
+class _Sweep:
     """One sweep under way."""
 
     def __init__(
@@ -182,7 +183,7 @@ class Sweep:
         self._swept.rows[pair.index] = {**pair.row, **row}
         self._tell(counts)
 
-    def _record(self) -> Any:
+    def _record(self) -> Entry:
         asked = self._asked
         inputs = {
             "routing": asked.routing,
