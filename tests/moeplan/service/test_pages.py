@@ -57,7 +57,7 @@ def tab(browser: Any, url: str, *, faults: int = 0, **options: Any) -> Iterator[
     """A page in a profile of its own; scripts may not fail in it, and the console stays empty but
     for that many answers that refuse."""
     context = browser.new_context(base_url=url, **{"viewport": WIDE, **options})
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(60_000)
     page = context.new_page()
     said: list[str] = []
     page.on("pageerror", lambda error: said.append(f"script: {error}"))
