@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from planner.documents import Plan
 from solvers.errors import BudgetError
 
 __all__ = ["PROCESS_BYTES", "Cap", "check_cap", "lowest_cap"]
@@ -99,24 +98,25 @@ def _limit(path: Path) -> int | None:
     return int(text)
 
 
-def check_cap(plan: Plan, process: Path = _SELF) -> None:
-    """Refuse a plan that the kernel would end in the middle of its run.
+def check_cap(needed_bytes: int, process: Path = _SELF) -> None:
+    """Refuse what the kernel would end in its middle.
 
-    On a GPU the budget is the GPU's, so there is nothing to compare.
+    Parameters
+    ----------
+    needed_bytes
+        What a budget of this process's memory is used for.
 
     Raises
     ------
     BudgetError
-        If a control group allows less than the plan's memory and what the process takes beside it.
+        If a control group allows less than that and what the process takes beside it.
     """
-    if plan.device != "cpu":
-        return
-    cap, needed = lowest_cap(process), plan.memory["device"].peak_bytes
-    if cap is not None and cap.limit_bytes < needed + PROCESS_BYTES:
+    cap = lowest_cap(process)
+    if cap is not None and cap.limit_bytes < needed_bytes + PROCESS_BYTES:
         room = max(cap.limit_bytes - PROCESS_BYTES, 0)
         raise BudgetError(
-            f"the plan needs {needed} bytes and its process {PROCESS_BYTES} beside them, but the "
-            f"control group allows {cap.limit_bytes} ({cap.file}): raise its limit, or plan for "
-            f"at most {room} bytes",
-            needed,
+            f"{needed_bytes} bytes of the memory budget are needed and {PROCESS_BYTES} by the "
+            f"process beside it, but the control group allows {cap.limit_bytes} ({cap.file}): "
+            f"raise its limit, or give a budget of at most {room} bytes",
+            needed_bytes,
         )

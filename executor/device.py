@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from executor.adapters import Adapter, ExpertWeights, make_adapter
+from executor.caps import check_cap
 from executor.direct import Pacer, Piece, ReadBuffer
 from executor.embedding import Embedding
 from executor.layout import Place
@@ -69,7 +70,8 @@ class Device:
     Raises
     ------
     BudgetError
-        If the budget does not hold the policy, or the GPU not the budget.
+        If the budget does not hold the policy, or the GPU or this process's control group not the
+        budget.
     """
 
     def __init__(
@@ -85,14 +87,16 @@ class Device:
         backend: Backend | None = None,
     ) -> None:
         model = source.model
-        if verify:
-            source.prepare_checks()
         self.dtype = DTYPES[model.dtype]
         self.source, self.policy, self._verify = source, policy, verify
         self.ledger = Ledger(budget_bytes)
         account = account_device(model, policy, workload, self.dtype.itemsize, budget_bytes)
         for purpose in PURPOSES:
             self.ledger.reserve(purpose, account.by_purpose[purpose])
+        if backend is None or backend.name == "cpu":
+            check_cap(account.peak_bytes)
+        if verify:
+            source.prepare_checks()
         self.adapter: Adapter = make_adapter(source.checkpoint.config, model, self.dtype)
         longest = self.adapter.longest_context
         if longest is not None and context_tokens(workload) > longest:

@@ -15,7 +15,6 @@ import torch
 
 from executor.allocator import tune_process
 from executor.backends import make_backend
-from executor.caps import check_cap
 from executor.checks import (
     check_account,
     check_can_run,
@@ -193,7 +192,6 @@ class Engine(Closing):
                 check_sampling(sampling, plan, source.model)
             if prompts is not None:
                 encode(prompts, plan.workload, source.model, tokenizer)
-            check_cap(plan)
             engine = cls(
                 plan,
                 source,
