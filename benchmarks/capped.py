@@ -211,6 +211,7 @@ def evict(paths: Iterable[Path]) -> None:
         Files, or folders of files.
     """
     for path in paths:
+        # what is not there is in no cache
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if not file.is_file():
                 continue

@@ -7,11 +7,12 @@ A cell is ``checkpoint/cap/disk/requests/engine``: the cap a share of the weight
 disk in MB/s (``free``: not held). The kernel holds both; the cap is of all memory of the process
 and its page cache. ``--cells`` takes a regular expression of such names.
 
-Engines: ``moeplan`` (what it plans by itself), its strategies one by one, ``accelerate`` (weights
-offloaded to the disk), ``llama.cpp`` (weights mapped) and, without a cap, ``transformers`` and
-``moeplan in memory``. Peers are tried with several settings, of which the best counts: all that
-were tried stand in ``trials``. They take as many requests at once as run under the cap. Each runs
-in a process of its own. Rates are of ``generate`` alone, loading apart; "in all" has prefill in it.
+Engines: ``moeplan`` (what it plans by itself), likewise from an exactly compressed store, its
+strategies one by one, ``accelerate`` (weights offloaded to the disk), ``llama.cpp`` (weights
+mapped) and, without a cap, ``transformers`` and ``moeplan in memory``. Peers take as many requests
+at once as run under the cap, and are tried with several settings, of which the best counts: all
+that were tried stand in ``trials``. Each runs in a process of its own. Rates are of ``generate``
+alone, loading apart; "in all" has prefill in it.
 
 ``limit_ratio`` is the time of the decode passes over the larger of two: the bytes that a
 clairvoyant with the same pool would read, at the bandwidth that the disk has alone beside the run,
@@ -60,7 +61,8 @@ CAPS = (50, 25)
 DISKS = (800_000_000, None)
 REQUESTS = (1, 8, 64, 256)
 IN_MEMORY = "moeplan in memory"
-FIRST = (IN_MEMORY, "moeplan", "accelerate", "llama.cpp", "transformers")
+COMPRESSED = "moeplan compressed"
+FIRST = (IN_MEMORY, "moeplan", COMPRESSED, "accelerate", "llama.cpp", "transformers")
 
 
 class Cell(NamedTuple):
@@ -129,10 +131,10 @@ def trials_of(bench: Bench, cell: Cell, cap_bytes: int, budget: int) -> Iterable
         return bench.llama_cpp(cap_bytes, cell.disk, cell.requests)
     if cell.engine == "transformers":
         return bench.transformers(cell.requests)
-    profile = bench.profile(cell.disk, budget)
+    profile = bench.profile(cell.disk, budget, "exact" if cell.engine == COMPRESSED else "none")
     if cell.engine == IN_MEMORY:
         return [bench.own(cell.engine, "on-demand", profile, cell.requests, (None, None))]
-    solver = "cpsat" if cell.engine == "moeplan" else cell.engine
+    solver = cell.engine if cell.engine in BASELINES else "cpsat"
     return [bench.own(cell.engine, solver, profile, cell.requests, (cap_bytes, cell.disk))]
 
 

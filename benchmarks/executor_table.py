@@ -9,7 +9,8 @@ __all__ = ["markdown"]
 
 Document = dict[str, Any]
 _PEERS = ("accelerate", "llama.cpp")
-_WITHOUT_CAP = ("transformers", "moeplan in memory")
+_OWN = ("moeplan", "moeplan compressed")
+_APART = ("transformers", "moeplan in memory")
 
 
 def _share(value: float | None) -> str:
@@ -81,22 +82,18 @@ def _row(values: list[str]) -> str:
 
 def _against(cells: list[Document]) -> str:
     """moeplan over the others, in all."""
-    lines = _rows(["requests", *_PEERS, "transformers", "best strategy"])
+    lines = _rows(["requests", "engine", *_PEERS, "transformers", "best strategy"])
     for requests in sorted({cell["requests"] for cell in cells}):
         rates = {
             cell["engine"]: cell["tokens_per_second"]
             for cell in cells
             if cell["requests"] == requests and cell["tokens_per_second"]
         }
-        own = rates.pop("moeplan", None)
-        if own is None:
-            continue
-        strategies = {
-            name: rate for name, rate in rates.items() if name not in (*_PEERS, *_WITHOUT_CAP)
-        }
-        shown = [f"{own / rates[name]:.2f}x" if name in rates else "" for name in _PEERS]
-        shown.append(f"{own / rates['transformers']:.2f}x" if "transformers" in rates else "")
-        best = max(strategies, key=lambda name: strategies[name], default=None)
-        shown.append("" if best is None else f"{own / strategies[best]:.2f}x {best}")
-        lines += _row([str(requests), *shown])
+        strategies = [name for name in rates if name not in (*_PEERS, *_APART, *_OWN)]
+        best = max(strategies, key=lambda name: rates[name], default="")
+        for own in _OWN:
+            if own in rates:
+                others = (*_PEERS, "transformers", best)
+                ratios = [f"{rates[own] / rates[x]:.2f}x" if x in rates else "" for x in others]
+                lines += _row([str(requests), own, *ratios[:-1], f"{ratios[-1]} {best}".strip()])
     return "moeplan over others, in all:\n\n" + lines

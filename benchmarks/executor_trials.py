@@ -21,7 +21,7 @@ from benchmarks.capped import Limits, evict, run_capped
 from benchmarks.clairvoyant import decode_bytes
 from executor.caps import PROCESS_BYTES
 from executor.synth.weights import Walk
-from planner.documents import Plan, Workload, write_document
+from planner.documents import ModelSpec, Plan, Workload, write_document
 from planner.profiles import Profile, load_profile
 from planner.solve import make_plan
 from solvers.errors import RunError
@@ -29,6 +29,7 @@ from solvers.errors import RunError
 __all__ = ["Bench", "Trial"]
 
 PEERS = Path(__file__).resolve().parent / "peers"
+_READ = ("store-none", "store-exact", "offload", "weights.gguf")
 _MOST_PROMPTS = 256
 _TRANSFORMERS_BYTES = 600 << 20
 """What a process of transformers takes beside weights and page cache, about."""
@@ -51,8 +52,8 @@ class Trial:
         Without prompts, tokens and ``--out``.
     batch
         Requests that it runs: those of the cell, or as many as it takes at once.
-    plan
-        moeplan's.
+    plan, model
+        moeplan's, and what it is a plan for.
     memory_bytes, read_bytes_per_second
         Limits, or None.
     """
@@ -64,17 +65,19 @@ class Trial:
     memory_bytes: int | None
     read_bytes_per_second: int | None
     plan: Plan | None = None
+    model: ModelSpec | None = None
 
     def key(self, checkpoint: str, new_tokens: int) -> str:
         """What tells one from another; equal policies under equal limits are one trial."""
-        what = self.setting if self.plan is None else _policy_hash(self.plan)
+        what = self.setting if self.plan is None else _policy_hash(self.plan, self.model)
         who = self.engine if self.plan is None else "plan"
         limits = f"{self.memory_bytes} {self.read_bytes_per_second}"
         return f"{checkpoint} {limits} {self.batch}+{new_tokens} {who} {what}"
 
 
-def _policy_hash(plan: Plan) -> str:
-    return hashlib.sha256(repr(plan.policy).encode()).hexdigest()[:12]
+def _policy_hash(plan: Plan, model: ModelSpec | None) -> str:
+    stored = None if model is None else model.stored
+    return hashlib.sha256(repr((plan.policy, stored)).encode()).hexdigest()[:12]
 
 
 class Bench:
@@ -113,7 +116,7 @@ class Bench:
         self.prompt_tokens, self.new_tokens, self._seconds = prompt_tokens, new_tokens, seconds
         self._python = peers_python
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._profiles: dict[int | None, Profile] = {}
+        self._profiles: dict[tuple[int | None, str], Profile] = {}
 
     # --- what is made once --------------------------------------------------------------------
 
@@ -131,11 +134,12 @@ class Bench:
         """Bytes of the checkpoint's weight files."""
         return sum(file.stat().st_size for file in self.checkpoint.glob("*.safetensors"))
 
-    @cached_property
-    def store(self) -> Path:
-        """The checkpoint, packed."""
-        _moeplan("pack", str(self.checkpoint), str(self.folder / "store"))
-        return self.folder / "store"
+    def store(self, compress: str) -> Path:
+        """The checkpoint, packed: ``none`` or ``exact``."""
+        out = self.folder / f"store-{compress}"
+        if not (out / "store.json").exists():
+            _moeplan("pack", str(self.checkpoint), str(out), "--compress", compress)
+        return out
 
     @cached_property
     def gguf(self) -> Path:
@@ -183,20 +187,20 @@ class Bench:
         out.write_text(json.dumps(self._prompts[:count]), encoding="utf-8")
         return out
 
-    def profile(self, throttle: int | None, memory_bytes: int) -> Profile:
+    def profile(self, throttle: int | None, memory_bytes: int, compress: str = "none") -> Profile:
         """Measured on the disk as it is held."""
-        if throttle not in self._profiles:
-            out = self.folder / f"profile-{throttle or 'free'}"
+        if (throttle, compress) not in self._profiles:
+            out = self.folder / f"profile-{throttle or 'free'}-{compress}"
             if not (out / "profile.json").exists():
                 command = [sys.executable, "-m", "moeplan", "profile", str(self.checkpoint)]
-                command += ["--memory", str(memory_bytes), "--store", str(self.store)]
+                command += ["--memory", str(memory_bytes), "--store", str(self.store(compress))]
                 command += ["--out", str(out)]
                 limits = Limits(None, throttle, _PROFILE_SECONDS)
                 ended = run_capped(command, out / "profile.json", limits, self.folder)
                 if ended.reason:
                     raise RunError(f"profiling {self.name}: {ended.reason}")
-            self._profiles[throttle] = load_profile(out)
-        return self._profiles[throttle]
+            self._profiles[throttle, compress] = load_profile(out)
+        return self._profiles[throttle, compress]
 
     # --- trials -------------------------------------------------------------------------------
 
@@ -223,7 +227,8 @@ class Bench:
         command = (sys.executable, PEERS / "own.py", "--plan", out, *files)
         policy = plan.policy
         setting = f"{plan.solver}: {policy.n_batches} x {policy.batch_size}, {policy.slots} slots"
-        return Trial(engine, setting, tuple(map(str, command)), requests, cap, throttle, plan)
+        words = tuple(map(str, command))
+        return Trial(engine, setting, words, requests, cap, throttle, plan, profile.model)
 
     def accelerate(self, cap: int, throttle: int | None, requests: int) -> Iterator[Trial]:
         """Several sizes of what stays in memory, and of batches."""
@@ -255,7 +260,7 @@ class Bench:
         evict(
             [
                 self.checkpoint,
-                *(self.folder / name for name in ("store", "offload", "weights.gguf")),
+                *(self.folder / name for name in _READ),
             ]
         )
         ended = run_capped(
@@ -285,13 +290,11 @@ class Bench:
         found["tokens_per_second"] = new / total
         found["decode_tokens_per_second"] = (new - len(tokens)) / decode if decode else None
         found["agreement"] = self._agreement(trial, tokens)
-        if trial.plan is not None and trial.memory_bytes is not None:
+        if trial.plan is not None and trial.model is not None and trial.memory_bytes is not None:
+            policy, workload = trial.plan.policy, trial.plan.workload
             with np.load(self.folder / "routing.npz") as routing:
                 found["clairvoyant_bytes"] = decode_bytes(
-                    self.profile(trial.read_bytes_per_second, 0).model,
-                    trial.plan.policy,
-                    trial.plan.workload,
-                    dict(routing),
+                    trial.model, policy, workload, dict(routing)
                 )
         return found
 

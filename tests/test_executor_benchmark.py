@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from planner.checkpoint import read_checkpoint
-from planner.documents import LayerPolicy, Policy, Workload
+from planner.documents import LayerPolicy, Policy, StoredShares, Workload
 from solvers.errors import OptionError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -94,6 +95,11 @@ def test_a_clairvoyant_reads_what_its_memory_does_not_hold() -> None:
     assert clairvoyant.decode_bytes(model, policy(model, experts // 2), workload, routing) == (
         6 * missing
     )
+    # a store that has its experts in half of their bytes moves half
+    halved = replace(model, stored=StoredShares(dense=1.0, expert=0.5, head=1.0))
+    assert clairvoyant.decode_bytes(halved, policy(model, experts // 2), workload, routing) == (
+        3 * missing
+    )
     # nobody chooses the second half: all that is used is resident
     routing["experts"] = routing["experts"] % (experts // 2)
     assert clairvoyant.decode_bytes(model, policy(model, experts // 2), workload, routing) == 0
@@ -126,7 +132,7 @@ def test_the_page_sets_moeplan_against_the_others() -> None:
     machine = {"processor": "p", "cores": 2, "memory_bytes": 1 << 30, "system": "s"}
     page = table.markdown({"machine": machine, "prompt_tokens": 32, "cells": cells})
     assert "## mixtral, cap 50%, disk held to 800 MB/s, 16 new tokens" in page
-    assert "| 8 | 3.00x |  |  | 1.20x lru |" in page
+    assert "| 8 | moeplan | 3.00x |  |  | 1.20x lru |" in page
 
 
 def test_cells_are_chosen_by_a_regular_expression(capsys: pytest.CaptureFixture[str]) -> None:
