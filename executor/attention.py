@@ -108,11 +108,9 @@ class Attention:
 
     def _compute(self, layer: int, first: int, stop: int, prefill: bool) -> None:
         state, adapter = self._state, self._adapter
-        others = [
-            index - first
-            for index in range(first, stop)
-            if state.mixed and state.joins(index) != prefill
-        ]
+        others: list[int] = []
+        if state.mixed:
+            others = [i - first for i in range(first, stop) if state.joins(i) != prefill]
         length = self._length(first, stop) if prefill else 1
         if length == 0 or not any(state.counts[first:stop]):
             return
