@@ -204,7 +204,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     results = ROOT / "benchmarks" / "results" / "executor.json"
     parser.add_argument(
-        "--work", type=Path, required=True, help="folder for checkpoints (11 GB each)"
+        "--work", type=Path, required=True, help="folder that stays: 15 GB a checkpoint"
     )
     parser.add_argument("--cells", default="", help="regular expression: cells whose name has it")
     parser.add_argument("--new-tokens", type=int, default=16)
