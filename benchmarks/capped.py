@@ -89,8 +89,8 @@ class _Groups:
         try:
             for folder in self.folders:
                 folder.mkdir()
-            for file, words in files:
-                file.write_text(words)
+            for limit, words in files:
+                limit.write_text(words)
         except OSError as error:
             self.close()
             raise OptionError(
@@ -114,7 +114,9 @@ class _Groups:
 
     def _of(self, *names: str) -> Iterator[str]:
         """Those of the memory group's files that there are."""
-        for name in names if self.memory is not None else ():
+        if self.memory is None:
+            return
+        for name in names:
             if (self.memory / name).exists():
                 yield (self.memory / name).read_text()
 

@@ -63,7 +63,7 @@ def decode_bytes(
     demand = np.zeros((passes, len(stages), width), np.int32)
     for column, layer in enumerate(moe):
         for choice in range(routing["experts"].shape[2]):
-            np.add.at(demand, (numbers, layer, routing["experts"][:, column, choice]), 1)
+            demand[numbers, layer, routing["experts"][:, column, choice]] = 1
     demand[:, -1, : len(tiles)] = 1
     none = np.zeros(demand.shape[:2], np.int64)
     scenarios = Scenarios(

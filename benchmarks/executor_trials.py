@@ -246,9 +246,9 @@ class Bench:
         python, model = self.llama_python, str(self.gguf)
         for batch in _batches(requests):
             ubatch = 2048 if batch * self.prompt_tokens > 512 else 512
-            command = (python, str(PEERS / "llama_cpp.py"), "--model", model)
+            program = (python, str(PEERS / "llama_cpp.py"))
+            command = (*program, "--model", model, "--ubatch", str(ubatch))
             setting = f"ubatch {ubatch}, {batch} at once"
-            command += ("--ubatch", str(ubatch))
             yield Trial("llama.cpp", setting, command, batch, cap, throttle)
 
     def transformers(self, requests: int) -> Iterator[Trial]:
