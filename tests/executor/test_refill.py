@@ -14,7 +14,7 @@ import pytest
 from executor import Engine, open_weights
 from executor.attention import Attention
 from executor.sequences import Grown, Sequences
-from planner.documents import Plan, Workload
+from planner.documents import LayerPolicy, Plan, Workload
 from planner.memory import smallest_policy
 
 # latent attention, sinks with a window, a window in some layers, and plain
@@ -38,14 +38,22 @@ def expected(checkpoint_of: Callable[..., Path], helpers: Any) -> Callable[[str]
 
 
 def plan_for(checkpoint: Path, helpers: Any, n_batches: int, batch_size: int) -> Plan:
+    """Two batches prefetch, three keep what they have used, one demands all."""
     with open_weights(checkpoint) as source:
-        policy = replace(
-            smallest_policy(source.model, 4),
-            n_batches=n_batches,
-            batch_size=batch_size,
-            slots=4,
-            dense_slots=2,
-        )
+        model = source.model
+    ahead = (5, 2) if n_batches == 2 else ()
+    policy = replace(
+        smallest_policy(model, 4),
+        n_batches=n_batches,
+        batch_size=batch_size,
+        layers=tuple(
+            LayerPolicy(False, (), ahead if spec.experts else ()) for spec in model.layers
+        ),
+        slots=5,
+        dense_slots=2,
+        eviction="lru" if n_batches == 3 else "none",
+        chunk_bytes=8192,
+    )
     made: Plan = helpers.plan(checkpoint, policy, Workload(len(PROMPTS), 16, max(LIMITS)))
     return made
 
