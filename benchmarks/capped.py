@@ -8,6 +8,7 @@ Needs root for any limit; version 1 and version 2 of control groups both do.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import json
 import os
@@ -27,6 +28,7 @@ __all__ = ["Ended", "Limits", "evict", "run_capped"]
 
 _ROOT = Path("/sys/fs/cgroup")
 _NUMBERS = itertools.count()
+_PR_SET_PDEATHSIG = 1
 _JOIN = 'for file in $JOIN; do echo $$ > "$file" || exit 97; done; exec "$@"'
 
 
@@ -173,6 +175,7 @@ def run_capped(command: Sequence[str], out: Path, limits: Limits, folder: Path) 
             env={**os.environ, "GOMP_SPINCOUNT": "0", "HF_HUB_OFFLINE": "1", "JOIN": join},
             stdout=log,
             stderr=subprocess.STDOUT,
+            preexec_fn=_end_with_parent,
         )
         try:
             code = process.wait(limits.seconds)
@@ -190,6 +193,11 @@ def run_capped(command: Sequence[str], out: Path, limits: Limits, folder: Path) 
         return Ended(None, "killed: out of memory under the cap", peak)
     lines = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return Ended(None, f"exit code {code}: {lines[-1] if lines else 'no word'}"[:300], peak)
+
+
+def _end_with_parent() -> None:
+    """Even where the parent is killed, nothing goes on under its cap."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _busy_seconds() -> float:
