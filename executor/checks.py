@@ -31,6 +31,7 @@ __all__ = [
     "check_can_run",
     "check_documents",
     "check_sampling",
+    "lies_at",
     "streams_over",
 ]
 
@@ -100,7 +101,7 @@ def check_documents(plan: Plan, source: WeightSource, profile: Path | None) -> N
 
 def _check_profile(plan: Plan, profile: Path | None) -> None:
     hint = Path(plan.locations.profile)
-    if profile is None and not _lies_at(hint):
+    if profile is None and not lies_at(hint):
         _log.warning(
             "moeplan: the plan's profile is not at %s, so the plan was not compared with it "
             "(--profile DIR names another place)",
@@ -123,7 +124,7 @@ def _check_profile(plan: Plan, profile: Path | None) -> None:
             )
 
 
-def _lies_at(hint: Path) -> bool:
+def lies_at(hint: Path) -> bool:
     """Whether a profile lies where a plan says; what cannot be looked at does not."""
     try:
         return exists(hint / "profile.json")

@@ -22,7 +22,7 @@ from executor.direct import Piece, UnitReader
 from executor.ledger import Ledger
 from executor.memory import Lane, Link, Memory, Region
 from executor.recorder import KEPT_PASSES, Recorder
-from executor.schedule import Chunk, Routed, Schedule
+from executor.schedule import Chunk, Named, Routed, Schedule
 from executor.transfers import Transfers
 from executor.units import Unit
 from planner.memory import ALIGNMENT_BYTES, aligned
@@ -271,11 +271,13 @@ class _CudaTransfers(Transfers):
         lane = self._lanes[unit] = Lane(unit.kind == "dense", slot)
         return slot, self._memory.await_arrival(lane) or waited
 
-    def route(self, active: list[Unit], dense_stage: int | None) -> Routed:
+    def route(
+        self, active: list[Unit], dense_stage: int | None, named: Named | None = None
+    ) -> Routed:
         """The router has spoken."""
         if dense_stage is not None:
             self._end(Unit(dense_stage, "dense", -1))
-        return super().route(active, dense_stage)
+        return super().route(active, dense_stage, named)
 
     def release_dense(self, stage: int) -> None:
         """A layer without experts is done with its dense part."""

@@ -27,6 +27,7 @@ from executor.device import Device
 from executor.direct import ReadInto, preadv
 from executor.failures import out_of_memory
 from executor.generation import Generation
+from executor.prefetch import learned_tables
 from executor.prompts import Prompts, check_limit, check_stop, decode, encode
 from executor.reference import Reference
 from executor.routing import Recorded, check_recorded
@@ -37,6 +38,7 @@ from executor.tokenizer import Tokenizer, end_tokens, load_tokenizer
 from executor.units import check_policy
 from executor.warmup import warm_up
 from planner.documents import Plan, Trace, document_hash
+from planner.predictors import Tables
 from planner.routing import TraceArrays
 from solvers.errors import OptionError, RunError, StaleError
 
@@ -116,6 +118,7 @@ class Engine(Closing):
         self._end_tokens = end_tokens(source.checkpoint)
         self._tokenizer = cache(partial(load_tokenizer, source.checkpoint.folder))
         self._run: Generation | None = None
+        self._tables: Tables | None = None
         self._busy = threading.Lock()
         self._reference = Reference()
         self.outputs: list[Output] = []
@@ -192,6 +195,7 @@ class Engine(Closing):
                 check_sampling(sampling, plan, source.model)
             if prompts is not None:
                 encode(prompts, plan.workload, source.model, tokenizer)
+            tables = learned_tables(plan, source.model, profile)
             engine = cls(
                 plan,
                 source,
@@ -199,7 +203,7 @@ class Engine(Closing):
                 verify=verify,
                 progress=progress,
             )
-            engine._tokenizer = tokenizer
+            engine._tokenizer, engine._tables = tokenizer, tables
             return engine
         except BaseException:
             source.close()
@@ -233,8 +237,9 @@ class Engine(Closing):
             Token ids and texts that end a sequence, beside the checkpoint's own end tokens. They
             are still part of the output, as with transformers.
         recorded
-            What an earlier run of the same prompts chose (``recording``), for a plan whose
-            eviction is ``belady``; where this run chooses otherwise, it is slower and no more.
+            What an earlier run of the same prompts chose (``recording``), for a plan that is
+            clairvoyant: its eviction is ``belady``, or a layer's predictor. Where this run chooses
+            otherwise, it is slower and no more.
 
         Raises
         ------
@@ -245,7 +250,6 @@ class Engine(Closing):
             If the machine stops the run; ``outputs`` then holds what is there. ``CancelledError``
             after ``cancel``.
         """
-        check_recorded(recorded, self._source.model, self.plan.policy)
         asked = self._ask(prompts, max_new_tokens, sampling, stop, pieces=False, recorded=recorded)
         with self._kept(asked):
             asked.run.run(progress)
@@ -300,6 +304,7 @@ class Engine(Closing):
         recorded: Recorded | None = None,
     ) -> _Asked:
         plan, model = self.plan, self._source.model
+        check_recorded(recorded, model, plan.policy)
         limit = check_limit(plan.workload, max_new_tokens, len(prompts))
         ids = encode(prompts, plan.workload, model, self._tokenizer)
         if sampling is not None:
@@ -317,6 +322,7 @@ class Engine(Closing):
             sampler=None if sampling is None else Sampler(sampling),
             texts=texts,
             recorded=recorded,
+            tables=self._tables,
         )
         return _Asked(
             [

@@ -12,6 +12,7 @@ import torch
 from executor.allocator import peak_resident_bytes
 from executor.device import Device
 from executor.failures import out_of_memory
+from executor.prefetch import Prefetcher
 from executor.routing import Recorded, RoutingLog, needs_of
 from executor.runtime import Runtime
 from executor.sampling import Sampler
@@ -19,6 +20,7 @@ from executor.schedule import Schedule
 from executor.sequences import Grown, Sequences
 from executor.texts import TextStream
 from planner.documents import TraceTotals
+from planner.predictors import Tables
 
 __all__ = ["Generation"]
 
@@ -43,7 +45,9 @@ class Generation:
     texts
         The text of each sequence, given its tokens as they come; it may end the sequence.
     recorded
-        What a run of the same prompts chose, for eviction by ``belady``.
+        What a run of the same prompts chose, for what is clairvoyant.
+    tables
+        What predictors begin with, and go on counting; None: the policy's lists alone.
 
     Attributes
     ----------
@@ -64,6 +68,7 @@ class Generation:
         sampler: Sampler | None = None,
         texts: Sequence[TextStream] | None = None,
         recorded: Recorded | None = None,
+        tables: Tables | None = None,
     ) -> None:
         self._device, self._prompts = device, prompts
         self._limits = [limit] * len(prompts) if isinstance(limit, int) else list(limit)
@@ -92,6 +97,7 @@ class Generation:
             self.recorder,
             self._on_routed,
             (lambda layer: self.routing.look_ahead(layer, device)) if ahead else None,
+            None if tables is None else Prefetcher(device, tables, recorded).routed,
         )
         self._pass_ns: list[int] = []
         self._prefill_ns = self._decode_ns = self._wall_ns = 0

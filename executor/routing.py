@@ -27,14 +27,20 @@ def check_recorded(recorded: Recorded | None, model: ModelSpec, policy: Policy) 
     OptionError
         Saying which.
     """
-    if recorded is None and policy.eviction == "belady":
+    clairvoyant = policy.eviction == "belady" or any(
+        layer.predictor == "clairvoyant" for layer in policy.layers
+    )
+    if recorded is None and clairvoyant:
         raise OptionError(
-            "the plan's eviction is belady: give what an earlier run of the same prompts chose"
+            "the plan is clairvoyant (its eviction, or a layer's predictor): give what an earlier "
+            "run of the same prompts chose"
         )
     if recorded is None:
         return
-    if policy.eviction != "belady":
-        raise OptionError("a recording has no effect: the plan's eviction is not belady")
+    if not clairvoyant:
+        raise OptionError(
+            "a recording has no effect: neither the plan's eviction nor a predictor looks at it"
+        )
     routers = [spec for spec in model.layers if spec.experts]
     most = max((spec.experts for spec in routers), default=0)
     for chosen in recorded:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from executor.device import Device
 from executor.recorder import Recorder
+from executor.schedule import Named
 from executor.transfers import Transfers
 from executor.units import Unit
 
@@ -27,6 +28,8 @@ class Runtime:
         Called after each router with the layer; for recording routing.
     aside
         Likewise, but what it does counts with no operation.
+    predict
+        Called after each router with pass and layer: what a predictor now says of a later layer.
     """
 
     def __init__(
@@ -36,11 +39,12 @@ class Runtime:
         recorder: Recorder,
         routed: Callable[[int], None],
         aside: Callable[[int], None] | None = None,
+        predict: Callable[[int, int], Named | None] | None = None,
     ) -> None:
         self._device, self._transfers, self._recorder = device, transfers, recorder
         self._operations, self._state = device.operations, device.state
         self._model = device.source.model
-        self._routed, self._aside = routed, aside
+        self._routed, self._aside, self._predict = routed, aside, predict
 
     def run_pass(self, pass_index: int, tokens: list[int]) -> tuple[list[int], list[int]]:
         """One traversal of all layers and the head.
@@ -100,7 +104,9 @@ class Runtime:
             (expert for expert, count in enumerate(counts) if count),
             key=lambda expert: (-counts[expert], expert),
         )
-        routed = transfers.route([Unit(layer, "expert", expert) for expert in active], layer)
+        named = None if self._predict is None else self._predict(pass_index, layer)
+        units = [Unit(layer, "expert", expert) for expert in active]
+        routed = transfers.route(units, layer, named)
         self._routed(layer)
         record("router", pass_index, layer, -1, state.tokens)
         if self._aside is not None:

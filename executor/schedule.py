@@ -11,40 +11,15 @@ from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
+from executor.chunks import Chunk, Named, Routed
 from executor.eviction import Needs, Worths
 from executor.units import Unit, Units
-from planner.documents import Event, Policy, ServedAs
+from planner.documents import Policy, ServedAs
 from solvers.errors import RunError
 
-__all__ = ["Chunk", "Routed", "Schedule"]
-
-
-class Chunk(NamedTuple):
-    """One piece of a copy: ``size_bytes`` from ``offset_bytes`` of ``unit`` into ``slot``."""
-
-    unit: Unit
-    slot: int
-    offset_bytes: int
-    size_bytes: int
-    kind: str
-    pass_index: int
-    last: bool
-
-    def event(self, start_ns: int, end_ns: int, size_bytes: int) -> Event:
-        """The timeline's row for ``size_bytes`` of this unit's copy."""
-        stage, item = self.unit.stage, self.unit.item
-        return Event(
-            self.kind, "disk", self.pass_index, stage, item, start_ns, end_ns, 0, size_bytes
-        )
-
-
-class Routed(NamedTuple):
-    """What is computed in a stage, in order: what is here, then what must be copied first."""
-
-    ready: tuple[Unit, ...]
-    demanded: tuple[Unit, ...]
+__all__ = ["Chunk", "Named", "Routed", "Schedule"]
 
 
 @dataclass(slots=True, eq=False)
@@ -119,6 +94,8 @@ class Schedule:
         self._chain_sequence = 0
         self._chain_index = 0
         self._chain_load: _Load | None = None
+        # by sequence: what the chain copies there instead of the plan's list
+        self._instead: dict[int, tuple[Unit, ...]] = {}
         self._flying: _Load | None = None
         self._flying_bytes = 0
         self._arrivals = 0
@@ -191,8 +168,9 @@ class Schedule:
             # never a whole pass ahead, and not beyond the run's last pass
             if self._chain_sequence > min(self._sequence + self._stages - 1, self._last_sequence):
                 return None
-            stage = self._units.chain[self._chain_sequence % self._stages]
+            stage = self._list(self._chain_sequence)
             if self._chain_index >= len(stage):
+                self._instead.pop(self._chain_sequence, None)
                 self._chain_sequence += 1
                 self._chain_index = 0
                 continue
@@ -217,6 +195,26 @@ class Schedule:
             load = self._start(unit, taken, self._chain_sequence, kind)
         self._chain_load = load
         return load
+
+    def _list(self, sequence: int) -> tuple[Unit, ...]:
+        """What the chain copies in a stage, in order."""
+        return self._instead.get(sequence, self._units.chain[sequence % self._stages])
+
+    def _expect(self, named: Named) -> None:
+        """A predictor has spoken: what has not begun of a stage's prefetches gives way."""
+        sequence = self._sequence + named.stages
+        if self._chain_sequence > sequence:
+            return
+        before = self._list(sequence)
+        begun: tuple[Unit, ...] = ()
+        if self._chain_sequence == sequence:
+            begun = before[: self._chain_index + (self._chain_load is not None)]
+        rest = before[len(begun) :]
+        dense = tuple(unit for unit in rest if unit.kind == "dense")
+        fresh = tuple(
+            unit for unit in named.units if unit not in begun and unit not in self._units.resident
+        )
+        self._instead[sequence] = (*begun, *dense, *fresh[: len(rest) - len(dense)])
 
     def _start(self, unit: Unit, slot: int, sequence: int, kind: str) -> _Load:
         load = self._loads[unit] = _Load(unit, slot, sequence, kind)
@@ -283,7 +281,7 @@ class Schedule:
         if load is not None:
             self._give_back(load)
 
-    def route(self, active: list[Unit]) -> Routed:
+    def route(self, active: list[Unit], named: Named | None = None) -> Routed:
         """The router has spoken (or stage L begins).
 
         Parameters
@@ -291,6 +289,8 @@ class Schedule:
         active
             What the stage computes, in the order wanted: experts by most tokens, then lower index;
             head tiles by index.
+        named
+            What a predictor now says that a later stage of this pass will need.
 
         Returns
         -------
@@ -315,7 +315,11 @@ class Schedule:
             else:
                 self._drop(chained)
         if self._chain_sequence <= self._sequence:
+            for passed in range(self._chain_sequence, self._sequence + 1):
+                self._instead.pop(passed, None)
             self._chain_sequence, self._chain_index = self._sequence + 1, 0
+        if named is not None:
+            self._expect(named)
         for unit in [unit for unit in self._loads if unit.stage == stage]:
             load = self._loads[unit]
             if unit.kind == "dense" or load.cancelled:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from executor.direct import STALL_SECONDS
 from executor.failures import out_of_memory
 from executor.recorder import Recorder
-from executor.schedule import Chunk, Routed, Schedule
+from executor.schedule import Chunk, Named, Routed, Schedule
 from executor.units import Unit
 from solvers.errors import CancelledError, MoeplanError, RunError
 
@@ -187,13 +187,15 @@ class Transfers:
             self._check()
             return self._schedule.slot(unit), waited
 
-    def route(self, active: list[Unit], dense_stage: int | None) -> Routed:
+    def route(
+        self, active: list[Unit], dense_stage: int | None, named: Named | None = None
+    ) -> Routed:
         """The router has spoken: free the stage's dense part and queue what is missing."""
         with self._changed:
             self._check()
             if dense_stage is not None:
                 self._schedule.release_dense(dense_stage)
-            routed = self._schedule.route(active)
+            routed = self._schedule.route(active, named)
             self._changed.notify_all()
             return routed
 

@@ -95,7 +95,8 @@ def check_policy(model: ModelSpec, policy: Policy) -> None:
             f"plan: policy.layers has {len(policy.layers)} entries; the model has "
             f"{len(model.layers)} layers"
         )
-    demanded = False
+    demanded = any(layer.predictor != "plan" for layer in policy.layers)
+    first = next((spec.index for spec in model.layers if spec.experts), -1)
     for index, (layer, spec) in enumerate(zip(policy.layers, model.layers, strict=True)):
         chosen = (*layer.resident, *layer.prefetch)
         where = f"plan: policy.layers.{index}"
@@ -106,6 +107,16 @@ def check_policy(model: ModelSpec, policy: Policy) -> None:
         if len(set(chosen)) != len(chosen):
             raise DocumentError(f"{where} names an expert twice in resident and prefetch")
         demanded |= len(chosen) < spec.experts
+        if layer.predictor != "plan" and (index == first or not layer.prefetch):
+            raise DocumentError(
+                f"{where}.predictor has no effect: no router comes before it, or nothing is "
+                "prefetched; use 'plan'"
+            )
+        if layer.predictor == "lookahead" and not layer.dense_resident:
+            raise DocumentError(
+                f"{where}.predictor looks ahead with the layer's router, which is in a dense part "
+                "that is not resident"
+            )
     covered = policy.head_tile_rows * policy.head_tiles
     if not covered - policy.head_tile_rows < model.vocab_size <= covered:
         raise DocumentError(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from executor.schedule import Chunk, Schedule
+from executor.schedule import Chunk, Named, Schedule
 from executor.units import Unit, Units
 from planner.documents import Event, Policy, ServedAs
 from solvers.errors import RunError
@@ -32,12 +32,15 @@ class VirtualStage:
         (item, rows, duration_ns) of what the stage demands: experts, or head tiles.
     epilogue_ns
         ``combine`` or ``sample``.
+    named
+        What a predictor says once the router has spoken: how many stages on, and which experts.
     """
 
     prologue_ns: int
     lead_ns: int
     work: tuple[tuple[int, int, int], ...]
     epilogue_ns: int
+    named: tuple[int, tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +144,12 @@ class _Virtual:
         wanted = sorted(times.work, key=lambda one: (0 if head else -one[1], one[0]))
         kind: Literal["expert", "head"] = "head" if head else "expert"
         work = {Unit(stage, kind, item): (rows, duration) for item, rows, duration in wanted}
-        routed = schedule.route(list(work))
+        named = None
+        if times.named is not None:
+            stages, items = times.named
+            units = tuple(Unit(stage + stages, "expert", item) for item in items)
+            named = Named(stages, units)
+        routed = schedule.route(list(work), named)
         for unit in (*routed.ready, *routed.demanded):
             self._wait(unit, f"wait_{kind}", index)
             rows, duration = work[unit]

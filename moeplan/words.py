@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
@@ -9,7 +10,7 @@ from rich.text import Text
 
 from moeplan.output import human_bytes, human_number, human_time
 from planner.comparable import not_comparable
-from planner.documents import Hardware, ModelSpec, Plan, Range, Trace, TraceTotals, Workload
+from planner.documents import Hardware, ModelSpec, Plan, Policy, Range, Trace, TraceTotals, Workload
 from planner.objectives import objective_named
 from solvers.errors import OptionError
 
@@ -127,6 +128,7 @@ def _keeps(plan: Plan, model: ModelSpec | None) -> str:
         f"Candidates for copying before the router has spoken: {_count(ahead, 'expert')}"
         f" ({ahead / layers:.1f} a layer), in a fixed order, as far as time and slots allow; what "
         "the router chooses beyond is copied on demand. "
+        f"{_named_words(policy)}"
         f"{_count(policy.slots, 'slot')} for experts in flight"
     )
     if policy.reserve:
@@ -141,6 +143,15 @@ def _keeps(plan: Plan, model: ModelSpec | None) -> str:
         "belady": "kept until the room is needed (what a recorded run needs farthest ahead first)",
     }[policy.eviction]
     return f"{text}; {kept}. {_count(policy.dense_slots, 'slot')} for dense parts."
+
+
+def _named_words(policy: Policy) -> str:
+    """Which predictors replace prefetches that have not begun."""
+    names = Counter(layer.predictor for layer in policy.layers if layer.predictor != "plan")
+    if not names:
+        return ""
+    by = ", ".join(f"{name} in {_count(count, 'layer')}" for name, count in sorted(names.items()))
+    return f"Once the layer before is routed, a predictor names anew what is copied ahead: {by}. "
 
 
 def _promises(plan: Plan) -> str:

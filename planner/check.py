@@ -68,6 +68,12 @@ def _check_policy(policy: Policy) -> list[Violation]:
         if both:
             message = f"expert {both[0]} is resident and prefetched"
             found.append(Violation("resident_and_prefetch", where, message))
+        if layer.predictor != "plan" and not layer.prefetch:
+            message = f"{layer.predictor} has nothing to prefetch"
+            found.append(Violation("predictor", where, message))
+        if layer.predictor == "lookahead" and not layer.dense_resident:
+            message = "the router that looks ahead is not resident"
+            found.append(Violation("predictor", where, message))
     if policy.resident_head_tiles > policy.head_tiles:
         message = f"{policy.resident_head_tiles} resident tiles of only {policy.head_tiles}"
         found.append(Violation("head_tiles", "policy.resident_head_tiles", message))
@@ -221,7 +227,12 @@ def _check_model(plan: Plan, model: ModelSpec) -> list[Violation]:
     if len(policy.layers) != len(model.layers):
         message = f"{len(policy.layers)} layers, the model has {len(model.layers)}"
         return [Violation("layer_count", "policy.layers", message)]
-    streams = on_demand = False
+    streams = False
+    on_demand = any(layer.predictor != "plan" for layer in policy.layers)
+    first = next((spec.index for spec in model.layers if spec.experts), 0)
+    if policy.layers[first].predictor != "plan":
+        message = "no router comes before the first"
+        found.append(Violation("predictor", f"policy.layers.{first}", message))
     for layer, spec in zip(policy.layers, model.layers, strict=True):
         where = f"policy.layers.{spec.index}"
         for name, experts in (("resident", layer.resident), ("prefetch", layer.prefetch)):

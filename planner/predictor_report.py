@@ -20,7 +20,7 @@ from planner.routing import TraceArrays
 from planner.scenarios import Sequences
 from solvers.errors import OptionError
 
-__all__ = ["JUDGED", "LayerRates", "Rate", "halves", "judge", "tables_of"]
+__all__ = ["JUDGED", "LayerRates", "Rate", "halves", "judge", "steps_of", "tables_of"]
 
 RowName = Literal["coactivation", "lookahead", "popularity", "uniform", "clairvoyant"]
 JUDGED: tuple[RowName, ...] = ("coactivation", "lookahead", "popularity", "uniform", "clairvoyant")
@@ -123,10 +123,7 @@ def judge(
     needed: npt.NDArray[np.float64] = np.zeros(layers)
     steps = 0
     popularity = tables.copy()
-    sequences = Sequences.of(arrays, experts)
-    if members is None:
-        members = np.arange(sequences.count)
-    for rows in _steps(sequences, members, group):
+    for rows in steps_of(arrays, experts, members, group):
         chosen = arrays.experts[rows]
         steps += 1
         for column in range(layers):
@@ -167,10 +164,13 @@ def _pick(
     return best(predictor.scores(column, seen), popularity.chosen[column], count)
 
 
-def _steps(
-    sequences: Sequences, members: npt.NDArray[np.int64], group: int
+def steps_of(
+    arrays: TraceArrays, experts: int, members: npt.NDArray[np.int64] | None, group: int
 ) -> Iterator[npt.NDArray[np.int64]]:
-    """Rows of the trace that are decoded together, step by step."""
+    """Rows of the trace that are decoded together, step by step; of some sequences, or of all."""
+    sequences = Sequences.of(arrays, experts)
+    if members is None:
+        members = np.arange(sequences.count)
     made = 0
     for first in range(0, len(members), group):
         spans = [sequences.decode[member] for member in members[first : first + group]]

@@ -6,6 +6,7 @@ to date whenever compute changes what it may do, unit by unit rather than chunk 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from solvers.outcome import Schedule
 from solvers.problem import Problem
 from solvers.replay_channel import Channel, CopyPart
 
-__all__ = ["CopyPart", "DeadlockError", "Replay", "StageTimes", "measure", "replay"]
+__all__ = ["CopyPart", "DeadlockError", "Named", "Replay", "StageTimes", "measure", "replay"]
 
 
 class StageTimes(NamedTuple):
@@ -77,7 +78,13 @@ class Replay:
         return pass_ns
 
 
-def replay(problem: Problem, schedule: Schedule, *, record: bool = False) -> Replay:
+Named = Mapping[tuple[int, int], tuple[int, tuple[int, ...]]]
+"""By pass and stage: how many stages on a predictor then names items, and which, in order."""
+
+
+def replay(
+    problem: Problem, schedule: Schedule, *, record: bool = False, named: Named | None = None
+) -> Replay:
     """Run ``schedule`` over all passes of ``problem``.
 
     Parameters
@@ -86,6 +93,8 @@ def replay(problem: Problem, schedule: Schedule, *, record: bool = False) -> Rep
         What runs; the schedule has passed the checker.
     record
         Keep every step and copy, for a timeline.
+    named
+        What predictors say, where prefetches are not only the schedule's.
 
     Raises
     ------
@@ -134,6 +143,9 @@ def replay(problem: Problem, schedule: Schedule, *, record: bool = False) -> Rep
             active = order[index][stage]
             resident = residents[stage]
             queued = channel.demand_known(here, now, active)
+            if named is not None and (index, stage) in named:
+                stages_on, items = named[index, stage]
+                channel.expect(here + stages_on, items)
             waiting = frozenset(queued)
             works: list[tuple[int, int, int, int]] = []
             for item, work in active:

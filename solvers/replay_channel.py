@@ -6,62 +6,16 @@ import heapq
 import math
 from bisect import bisect_left
 from collections import Counter
-from typing import NamedTuple
-
-import numpy as np
 
 from solvers.outcome import Schedule
-from solvers.problem import Problem, Unit
+from solvers.problem import Problem
+from solvers.replay_copies import Copy, CopyPart, needs_of, slot_share
 
 __all__ = ["Channel", "CopyPart", "slot_share"]
 
 _KINDS = {"start": 0, "prefetch": 1, "demand": 2}
 _START = -1
 """Item number of a start unit."""
-
-
-class CopyPart(NamedTuple):
-    """One uninterrupted piece of a copy: ``kind`` is ``start``, ``prefetch`` or ``demand``."""
-
-    kind: str
-    pass_index: int
-    stage: int
-    item: int
-    start_ns: int
-    end_ns: int
-    size_bytes: int
-
-
-class _Copy:
-    """A copy under way; ``left`` chunks have not begun yet. ``here`` counts stages through all
-    passes. A copy that was given up has the kind ``dropped``."""
-
-    __slots__ = ("begun_bytes", "here", "item", "kind", "left", "unit")
-
-    def __init__(self, kind: str, here: int, item: int, unit: Unit) -> None:
-        self.kind = kind
-        self.here = here
-        self.item = item
-        self.unit = unit
-        self.left = unit.chunks
-        self.begun_bytes = 0
-
-
-def slot_share(problem: Problem, schedule: Schedule) -> int:
-    """Slots of each stage whose items stream, with ``lifo``; one at least."""
-    pairs = zip(problem.stages, schedule.stages, strict=True)
-    streaming = sum(len(choice.resident) < len(stage.items) for stage, choice in pairs)
-    return max(schedule.slots // max(streaming, 1), 1)
-
-
-def _needs(problem: Problem, passes: range) -> dict[tuple[int, int], list[int]]:
-    """For each item the stages, counted through these passes, that demand it."""
-    found: dict[tuple[int, int], list[int]] = {}
-    demand = problem.scenarios.demand[passes.start : passes.stop]
-    for index, stage, item in zip(*np.nonzero(demand), strict=True):
-        here = int(index) * len(problem.stages) + int(stage)
-        found.setdefault((int(stage), int(item)), []).append(here)
-    return found
 
 
 class Channel:
@@ -101,10 +55,11 @@ class Channel:
         self._current = 0  # compute's stage, counted through all passes
         self._cursor = 0  # the chain's stage, likewise
         self._position = 0  # and its place in that stage's list
-        self._chain: _Copy | None = None
-        self._queue: list[_Copy] = []
+        self._chain: Copy | None = None
+        self._expected: dict[int, list[int]] = {}  # a stage's items instead of the schedule's
+        self._queue: list[Copy] = []
         self._head = 0
-        self._flight: _Copy | None = None
+        self._flight: Copy | None = None
         self._flight_bytes = 0
         self._item_ended: dict[int, int] = {}  # of the current stage's demand
         self._start_ended: dict[int, int] = {}
@@ -117,12 +72,12 @@ class Channel:
             {item: place for place, item in enumerate(choice.prefetch)}
             for choice in schedule.stages
         ]
-        self._future = _needs(problem, passes) if schedule.eviction == "belady" else {}
+        self._future = needs_of(problem, passes) if schedule.eviction == "belady" else {}
         self.busy_ns = [0, 0, 0, 0]
         self._bytes = 0
         self.wasted_bytes = 0
         self._parts: list[CopyPart] | None = [] if record else None
-        self._last: tuple[_Copy, str] | None = None
+        self._last: tuple[Copy, str] | None = None
 
     # What compute tells and asks the channel ---------------------------------------------------
 
@@ -194,9 +149,29 @@ class Channel:
             if (stage, item) in self._cached:
                 del self._cached[stage, item]
             else:
-                self._queue.append(_Copy("demand", here, item, items[item]))
+                self._queue.append(Copy("demand", here, item, items[item]))
         self._now = max(self._now, now)
         return [copy.item for copy in self._queue]
+
+    def expect(self, there: int, items: tuple[int, ...]) -> None:
+        """A predictor names items for a later stage: they replace its copies not yet begun.
+
+        Called right after ``demand_known``; no more items than are replaced, and no residents.
+        """
+        if self._cursor > there:
+            return
+        planned = self._items(there)
+        begun = self._position + (self._chain is not None) if self._cursor == there else 0
+        kept, rest = planned[:begun], planned[begun:]
+        start = [_START] if _START in rest else []
+        resident = self._resident[there % self._count]
+        fresh = [item for item in items if item not in kept and item not in resident]
+        self._expected[there] = kept + start + fresh[: len(rest) - len(start)]
+
+    def _items(self, here: int) -> list[int]:
+        """What the chain copies in a stage."""
+        expected = self._expected.get(here)
+        return self._chain_items[here % self._count] if expected is None else expected
 
     def ended_bytes(self, now: int) -> int:
         """Bytes of all chunks that ended by ``now``."""
@@ -346,7 +321,7 @@ class Channel:
             self._chain = None
             self._position += 1
 
-    def _choose(self) -> _Copy | None:
+    def _choose(self) -> Copy | None:
         if self._head < len(self._queue):
             copy = self._queue[self._head]
             if copy.begun_bytes or copy.left < copy.unit.chunks:
@@ -357,12 +332,13 @@ class Channel:
             self._chain = self._next_of_chain()
         return self._chain
 
-    def _next_of_chain(self) -> _Copy | None:
+    def _next_of_chain(self) -> Copy | None:
         last = min(self._total, self._current + self._count)
         while self._cursor < last:
             stage = self._cursor % self._count
-            items = self._chain_items[stage]
+            items = self._items(self._cursor)
             if self._position >= len(items):
+                self._expected.pop(self._cursor, None)
                 self._cursor, self._position = self._cursor + 1, 0
                 continue
             item = items[self._position]
@@ -371,7 +347,7 @@ class Channel:
                 if not self._free_start or start is None:
                     return None
                 self._free_start -= 1
-                return _Copy("start", self._cursor, item, start)
+                return Copy("start", self._cursor, item, start)
             if (stage, item) in self._cached:
                 self._position += 1
                 continue
@@ -379,10 +355,10 @@ class Channel:
                 return None
             if not self._take_slot(stage):
                 return None
-            return _Copy("prefetch", self._cursor, item, self._stages[stage].items[item])
+            return Copy("prefetch", self._cursor, item, self._stages[stage].items[item])
         return None
 
-    def _note(self, copy: _Copy, start: int, size: int) -> None:
+    def _note(self, copy: Copy, start: int, size: int) -> None:
         """Keep a part for the record, joined to the one before where the copy just goes on."""
         if self._parts is None:
             return

@@ -175,6 +175,13 @@ def plan(
     then: Then = None,
     tolerance: Tolerance = None,
     time_limit: TimeLimit = None,
+    predictors: Annotated[
+        bool,
+        typer.Option(
+            "--predictors",
+            help="Let layers follow a predictor where it finds more than the list of prefetches.",
+        ),
+    ] = False,
     seed: Seed = 0,
     server: Server = None,
     out: Annotated[Path, typer.Option("--out", help="File for the plan.")] = Path("plan.json"),
@@ -186,6 +193,7 @@ def plan(
     it cancels the search there.
     """
     from planner.check import check_plan
+    from planner.prefetching import choose_predictors
     from planner.solve import SOLVERS, make_plan
 
     reporter = reporter_of(ctx)
@@ -228,6 +236,8 @@ def plan(
             then=second,
             tolerance=share,
         )
+    if predictors:
+        made = choose_predictors(made, loaded, seed)
     faults = check_plan(made, loaded)
     if faults:
         # the plan's maker and the checker disagree: a bug, which must not leave as a plan

@@ -63,6 +63,10 @@ class LayerPolicy:
 
     ``resident`` (ascending) stay on the device; ``prefetch`` are copied before the router speaks,
     in this order. An expert is in at most one of them; the rest are copied on demand.
+
+    ``predictor`` says what takes the place of the prefetches that have not begun when the router of
+    the MoE layer before has spoken: ``plan``, the list itself; else as many experts as the list has
+    left, as named by that predictor (``planner.predictors``).
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -70,6 +74,7 @@ class LayerPolicy:
     dense_resident: bool
     resident: tuple[Expert, ...]
     prefetch: tuple[Expert, ...]
+    predictor: Literal["plan", "coactivation", "lookahead", "popularity", "clairvoyant"] = "plan"
 
 
 @dataclass(frozen=True, slots=True)

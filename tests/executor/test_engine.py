@@ -375,9 +375,15 @@ def test_any_policy_gives_the_same_tokens(
     for spec in model.layers:
         order = draw.sample(range(spec.experts), spec.experts)
         first, second = sorted(draw.randint(0, spec.experts) for _ in range(2))
+        dense = draw.random() < 0.3
+        names = ["plan", "coactivation", "popularity", *(["lookahead"] if dense else [])]
         layers.append(
             LayerPolicy(
-                draw.random() < 0.3, tuple(sorted(order[:first])), tuple(order[first:second])
+                dense,
+                tuple(sorted(order[:first])),
+                tuple(order[first:second]),
+                # the first layer with experts, 1, has none before it
+                draw.choice(names) if second > first and spec.index > 1 else "plan",  # type: ignore[arg-type]
             )
         )
     base = smallest_policy(model, 4)

@@ -3,7 +3,7 @@ every computation begins and ends at the same nanosecond."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
@@ -18,7 +18,7 @@ from solvers.errors import RunError
 from solvers.outcome import Eviction, Schedule, StageChoice
 from solvers.problem import Problem, Scenarios, Stage
 from solvers.problem import Unit as ProblemUnit
-from solvers.replay import Replay, replay
+from solvers.replay import Named, Replay, replay
 
 CHUNK_BYTES = 4096
 
@@ -29,6 +29,7 @@ class Case:
 
     problem: Problem
     schedule: Schedule
+    named: Named = field(default_factory=dict)
 
 
 def _unit(size_bytes: int, chunk_ns: int) -> ProblemUnit:
@@ -88,7 +89,15 @@ def cases(draw: st.DrawFn) -> Case:
     schedule = Schedule(
         tuple(choices), slots, draw(st.integers(1, 3)), draw(st.integers(1, slots)), eviction
     )
-    return Case(Problem(tuple(stages), scenarios, 1 << 40, 1 << 20), schedule)
+    named: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {}
+    if draw(st.booleans()):
+        for index in range(passes):
+            for stage in range(layers - 1):
+                there = draw(st.integers(stage + 1, layers - 1))
+                order = draw(st.permutations(range(len(stages[there].items))))
+                some = draw(st.integers(0, len(order)))
+                named[index, stage] = (there - stage, tuple(order[:some]))
+    return Case(Problem(tuple(stages), scenarios, 1 << 40, 1 << 20), schedule, named)
 
 
 def run_executor(case: Case) -> VirtualResult:
@@ -140,6 +149,7 @@ def run_executor(case: Case) -> VirtualResult:
                     if rows
                 ),
                 int(scenarios.epilogue_ns[index, stage]),
+                case.named.get((index, stage)),
             )
             for stage in range(layers + 1)
         ]
@@ -160,7 +170,7 @@ def run_executor(case: Case) -> VirtualResult:
 @settings(max_examples=250, deadline=None)
 @given(cases())
 def test_equals_replay(case: Case) -> None:
-    want: Replay = replay(case.problem, case.schedule, record=True)
+    want: Replay = replay(case.problem, case.schedule, record=True, named=case.named)
     got = run_executor(case)
     assert list(got.pass_end_ns) == want.pass_end_ns.tolist()
     assert got.wasted_bytes == want.wasted_bytes
@@ -233,6 +243,45 @@ def test_by_hand() -> None:
         ("copy_demand", 2, 30, 50),
         ("copy_demand", 1, 50, 70),
     ]
+
+
+def test_named_by_hand() -> None:
+    """Two layers of three experts of two chunks of 10 ns; slots enough, one in reserve. The plan
+    prefetches 0 and 1 of layer 1; layer 0 needs its expert 0, and once it is routed, at 15, a
+    predictor names 2 and 1.
+
+    The chain has nothing in layer 0 and begins with 0 of layer 1: 0..20. The router of layer 0
+    speaks at 15 (5 + 10): 0 has begun and stays, of those named the first takes the place of 1. The
+    demanded 0 of layer 0 goes before: 20..40. Then 2 of layer 1: 40..60. Layer 0 computes 40..50;
+    layer 1 is routed at 60 and needs 1 and 2: 2 is there (a copy that ends at 60 counts), 0 was in
+    vain (two chunks), 1 is demanded: 60..80.
+    """
+    expert = ProblemUnit(2 * CHUNK_BYTES, 0, 2, 10, 10, CHUNK_BYTES)
+    tile = ProblemUnit(CHUNK_BYTES, 0, 1, 0, 10, CHUNK_BYTES)
+    demand = np.zeros((1, 3, 3), dtype=np.int32)
+    demand[0, 0, 0] = demand[0, 1, 1] = demand[0, 1, 2] = demand[0, 2, 0] = 1
+    scenarios = Scenarios(
+        np.array([[5, 0, 0]]),
+        np.array([[10, 10, 0]]),
+        demand,
+        demand.astype(np.int64) * 10,
+        np.array([[0, 0, 1]]),
+        np.ones(1, dtype=np.int64),
+    )
+    stages = (Stage(tile, (expert,) * 3), Stage(tile, (expert,) * 3), Stage(None, (tile,), True))
+    choices = (StageChoice(True), StageChoice(True, (), (0, 1)), StageChoice(False, (0,), ()))
+    problem = Problem(stages, scenarios, 1 << 40, 1 << 20)
+    case = Case(problem, Schedule(choices, 6, 0, 1), {(0, 0): (1, (2, 1))})
+    got = run_executor(case)
+    assert [(e.kind, e.layer, e.item, e.start_ns, e.end_ns) for e in got.copies] == [
+        ("copy_prefetch", 1, 0, 0, 20),
+        ("copy_demand", 0, 0, 20, 40),
+        ("copy_prefetch", 1, 2, 40, 60),
+        ("copy_demand", 1, 1, 60, 80),
+    ]
+    assert got.wasted_bytes == 2 * CHUNK_BYTES
+    assert got.served == {"on_demand": 2, "prefetched": 1}
+    assert replay(problem, case.schedule, named=case.named).wasted_bytes == got.wasted_bytes
 
 
 def test_standstill_is_an_error() -> None:

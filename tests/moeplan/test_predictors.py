@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from moeplan import cli
+from planner.documents import Plan, load_document
 from planner.routing import TraceArrays, write_trace
 
 HASH = "a" * 64
@@ -76,3 +80,29 @@ def test_bad_options(
     monkeypatch.chdir(tmp_path)
     assert cli.main(["predictors", "a/routing.json", *more]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_plan_with_predictors_runs(
+    made: SimpleNamespace, command_json: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Klotski's plan with Klotski's prefetcher; every token is that of the plan without."""
+    outputs = []
+    for number, more in enumerate(([], ["--predictors"])):
+        plan, out = tmp_path / f"{number}.json", tmp_path / f"{number}.jsonl"
+        command_json(
+            *(
+                "plan",
+                made.profile,
+                "--memory",
+                made.memory,
+                "--requests",
+                4,
+                "--prompt-tokens",
+                14,
+            ),
+            *("--new-tokens", 4, "--solver", "klotski", "--out", plan, *more),
+        )
+        command_json("run", plan, "--prompts", made.prompts, "--out", out)
+        outputs.append(out.read_text())
+    assert outputs[0] == outputs[1]
+    assert any(note.startswith("predictors") for note in load_document(Plan, plan).notes)

@@ -1,0 +1,56 @@
+"""Copies of the replay's channel, and what it asks of a problem beforehand."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from solvers.outcome import Schedule
+from solvers.problem import Problem, Unit
+
+__all__ = ["Copy", "CopyPart", "needs_of", "slot_share"]
+
+
+class CopyPart(NamedTuple):
+    """One uninterrupted piece of a copy: ``kind`` is ``start``, ``prefetch`` or ``demand``."""
+
+    kind: str
+    pass_index: int
+    stage: int
+    item: int
+    start_ns: int
+    end_ns: int
+    size_bytes: int
+
+
+class Copy:
+    """A copy under way; ``left`` chunks have not begun yet. ``here`` counts stages through all
+    passes. A copy that was given up has the kind ``dropped``."""
+
+    __slots__ = ("begun_bytes", "here", "item", "kind", "left", "unit")
+
+    def __init__(self, kind: str, here: int, item: int, unit: Unit) -> None:
+        self.kind = kind
+        self.here = here
+        self.item = item
+        self.unit = unit
+        self.left = unit.chunks
+        self.begun_bytes = 0
+
+
+def slot_share(problem: Problem, schedule: Schedule) -> int:
+    """Slots of each stage whose items stream, with ``lifo``; one at least."""
+    pairs = zip(problem.stages, schedule.stages, strict=True)
+    streaming = sum(len(choice.resident) < len(stage.items) for stage, choice in pairs)
+    return max(schedule.slots // max(streaming, 1), 1)
+
+
+def needs_of(problem: Problem, passes: range) -> dict[tuple[int, int], list[int]]:
+    """For each item the stages, counted through these passes, that demand it."""
+    found: dict[tuple[int, int], list[int]] = {}
+    demand = problem.scenarios.demand[passes.start : passes.stop]
+    for index, stage, item in zip(*np.nonzero(demand), strict=True):
+        here = int(index) * len(problem.stages) + int(stage)
+        found.setdefault((int(stage), int(item)), []).append(here)
+    return found
