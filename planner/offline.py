@@ -236,12 +236,8 @@ def _notes(
     peak = machine.compute_flops_per_second[dtype]
     memory, copies = machine.device_bandwidth_bytes_per_second, channel.bandwidth_bytes_per_second
     limits = " (a data sheet's limit x {:.2f})"
-    figures = (peak, memory, copies)
-    what = "the machine was measured, the model on it was not"
-    if not all(figure.source == "measured" for figure in figures):
-        what = "nothing was measured here"
     notes = [
-        f"{what}: this is for {machine.name} by its figures and a roofline, to "
+        f"nothing was measured here: this is for {machine.name} by its figures and a roofline, to "
         "compare by and not to run; nine of ten published runs of other systems lie within a "
         f"factor {1 + fit['system'].spread:.1f} of what such a roofline says of them",
         f"{dtype}: {roofline.flops_per_second / 1e12:.3g} TFLOP/s of whole runs are reckoned "

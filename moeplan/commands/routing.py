@@ -10,10 +10,10 @@ from moeplan.output import Reporter
 from moeplan.plots import require_plotly
 from moeplan.routing_pictures import RoutingView, heat_map, routing_page, routing_summary
 from planner.documents import write_atomic
-from planner.files import is_dir
+from planner.files import exists, is_dir
 from planner.profiles import load_profile
 from planner.routing import load_trace
-from solvers.errors import OptionError
+from solvers.errors import DocumentError, OptionError
 
 __all__ = ["show_routing"]
 
@@ -31,6 +31,11 @@ def show_routing(reporter: Reporter, path: Path, html: Path | None, layer: int |
     if html is not None:
         require_plotly()
     if is_dir(path):
+        if not exists(path / "profile.json"):
+            raise DocumentError(
+                f"{path}: a folder cannot be read as a plan or a trace, and it is no profile: it "
+                "has no profile.json"
+            )
         profile = load_profile(path)
         trace, arrays, name = profile.routing, profile.arrays, profile.model.name
     else:

@@ -329,6 +329,6 @@ def test_what_nobody_foresaw_of_a_file_is_one_line(
     def fails(*_: object) -> None:
         raise PermissionError(13, "Permission denied", "locked/plan.json")
 
-    monkeypatch.setattr("moeplan.commands.look._plan_and_trace", fails)
+    monkeypatch.setattr("moeplan.commands.look._is_routing", fails)
     assert cli.main(["show", "p"]) == 2
     assert capsys.readouterr().err == "moeplan: locked/plan.json: Permission denied\n"

@@ -294,7 +294,7 @@ def test_show_refuses_what_does_not_fit(
         ([one, "--pass", "5"], "has passes 0 to 1"),
         ([one, "--pass", "1", "--html", tmp_path / "r.html"], "--pass has no effect"),
         ([tmp_path / "none.json"], "no such file"),
-        ([tmp_path], "a profile document was expected"),
+        ([tmp_path], "cannot be read"),
     ):
         assert cli.main(["show", *map(str, argv)]) == 2
         out, err = capsys.readouterr()

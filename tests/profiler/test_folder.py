@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import profiler.folder
+import profiler.written
 from executor import pack
 from planner.documents import Document, Workload, document_hash, write_document
 from planner.profiles import load_profile
@@ -153,7 +153,7 @@ def test_what_fails_while_it_is_written_leaves_what_was_there(
         write_document(document, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(profiler.folder, "write_document", full)
+        patch.setattr(profiler.written, "write_document", full)
         with pytest.raises(DocumentError, match="No space"):
             measured()
         assert not out.exists()
@@ -163,7 +163,7 @@ def test_what_fails_while_it_is_written_leaves_what_was_there(
     measured()
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     assert len(before) == 6
-    monkeypatch.setattr(profiler.folder, "write_document", full)
+    monkeypatch.setattr(profiler.written, "write_document", full)
     with pytest.raises(DocumentError, match="No space"):
         measured()
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
