@@ -24,11 +24,13 @@ from typing import Any
 from benchmarks.throttle import disk_of
 from solvers.errors import OptionError
 
-__all__ = ["Ended", "Limits", "evict", "run_capped"]
+__all__ = ["EXIT_CODE", "Ended", "Limits", "evict", "run_capped"]
 
 _ROOT = Path("/sys/fs/cgroup")
 _NUMBERS = itertools.count()
 _PR_SET_PDEATHSIG = 1
+EXIT_CODE = "exit code"
+"""What a reason says of a command that failed by itself."""
 _JOIN = 'for file in $JOIN; do echo $$ > "$file" || exit 97; done; exec "$@"'
 
 
@@ -192,7 +194,7 @@ def run_capped(command: Sequence[str], out: Path, limits: Limits, folder: Path) 
     if killed:
         return Ended(None, "killed: out of memory under the cap", peak)
     lines = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return Ended(None, f"exit code {code}: {lines[-1] if lines else 'no word'}"[:300], peak)
+    return Ended(None, f"{EXIT_CODE} {code}: {lines[-1] if lines else 'no word'}"[:300], peak)
 
 
 def _end_with_parent() -> None:

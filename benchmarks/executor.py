@@ -41,6 +41,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from benchmarks.capped import EXIT_CODE
 from benchmarks.executor_table import markdown
 from benchmarks.executor_trials import Bench, Trial
 from benchmarks.summary import machine_facts
@@ -95,8 +96,11 @@ class Results:
     def __init__(self, out: Path, new_tokens: int, prompt_tokens: int) -> None:
         self._out = out
         known = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
-        self.cells: list[Document] = known.get("cells", [])
-        self.trials: dict[str, Document] = known.get("trials", {})
+        # what a limit ended stays so; what failed is tried again
+        self.cells: list[Document] = [one for one in known.get("cells", []) if not _failed(one)]
+        self.trials: dict[str, Document] = {
+            key: one for key, one in known.get("trials", {}).items() if not _failed(one)
+        }
         self._facts = {
             "prompt_tokens": prompt_tokens,
             "new_tokens": new_tokens,
@@ -121,6 +125,10 @@ class Results:
         self._out.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(self._out, (json.dumps(body, indent=1) + "\n").encode())
         write_atomic(self._out.with_suffix(".md"), markdown(body).encode())
+
+
+def _failed(one: Document) -> bool:
+    return EXIT_CODE in (one["reason"] or "")
 
 
 def trials_of(bench: Bench, cell: Cell, cap_bytes: int, budget: int) -> Iterable[Trial]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.capped import Limits, evict, run_capped
+from benchmarks.capped import EXIT_CODE, Limits, evict, run_capped
 from benchmarks.clairvoyant import decode_bytes
 from executor.caps import PROCESS_BYTES
 from executor.synth.weights import Walk
@@ -348,4 +348,4 @@ def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["no word"])[-1]
-        raise RunError(f"{' '.join(command[:4])}: exit code {done.returncode}: {said}"[:300])
+        raise RunError(f"{' '.join(command[:4])}: {EXIT_CODE} {done.returncode}: {said}"[:300])

@@ -146,12 +146,15 @@ def test_cells_are_chosen_by_a_regular_expression(capsys: pytest.CaptureFixture[
     assert bench.main(["--work", "nowhere", "--cells", "qwen4"]) == 2
 
 
-def test_a_cell_that_is_known_is_not_run_again(tmp_path: Path) -> None:
+def test_a_cell_that_is_known_is_not_run_again_unless_it_failed(tmp_path: Path) -> None:
     bench = importlib.import_module("benchmarks.executor")
     out = tmp_path / "executor.json"
-    cell = {"name": "mixtral/50/800/8/lru", "new_tokens": 16}
-    out.write_text(json.dumps({"cells": [cell], "trials": {"one": {}}}))
+    cell = {"name": "mixtral/50/800/8/lru", "new_tokens": 16, "reason": None}
+    failed = cell | {"name": "mixtral/50/800/8/lifo", "reason": "exit code 1: no such thing"}
+    ended = {"one": {"reason": "not done after 9 s"}, "two": {"reason": failed["reason"]}}
+    out.write_text(json.dumps({"cells": [cell, failed], "trials": ended}))
     known = bench.Results(out, 16, 32)
     assert known.has(cell["name"], 16)
     assert not known.has(cell["name"], 8)
-    assert known.trials == {"one": {}}
+    assert not known.has(failed["name"], 16)
+    assert list(known.trials) == ["one"]
