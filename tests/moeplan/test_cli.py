@@ -32,6 +32,7 @@ def test_every_error_class_has_an_exit_code() -> None:
         "BudgetError": 2,
         "InputError": 2,
         "RunError": 1,
+        "CancelledError": 1,
     }
     named = {name: getattr(errors, name) for name in errors.__all__ if name != "MoeplanError"}
     assert set(named) == set(expected)
