@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.documents import Channel, Figure, Hardware, Workload
+from planner.documents import Channel, Figure, Hardware, StoredShares, Workload
 from planner.encode import Encoding, Factors, schedule_of
 from planner.memory import account_device
 from planner.scenarios import PassShape
@@ -69,6 +69,28 @@ def test_a_paced_link_is_never_faster_than_its_pace(profile_factory: Any) -> Non
     paced = encoding(profile_factory(paced=200_000_000))
     assert paced.stages(Factors())[0].items[0].chunk_ns == 327_680
     assert paced.stages(Factors(copy=1.5))[0].items[0].chunk_ns == 327_680
+
+
+def test_copies_from_a_compressed_store_take_what_is_read_of_them(profile_factory: Any) -> None:
+    # three quarters of an expert's 65,536 + 32,768 bytes: 20 us + 49,152 and 24,576 ns at 1 GB/s
+    plain = profile_factory()
+    stored = StoredShares(dense=0.5, expert=0.75, head=1.0)
+    profile = replace(plain, model=replace(plain.model, stored=stored))
+    stages = encoding(profile).stages(Factors())
+    expert = stages[0].items[0]
+    assert (expert.size_bytes, expert.held_bytes) == (98_304, 98_304)
+    assert (expert.chunk_ns, expert.last_ns) == (69_152, 44_576)
+    before = encoding(plain).stages(Factors())
+    assert stages[-1] == before[-1]
+    # a dense part has two chunks or more, each of which keeps its latency
+    dense, old = stages[0].start, before[0].start
+    assert dense is not None
+    assert old is not None
+    assert dense.copy_ns - 20_000 * dense.chunks == (old.copy_ns - 20_000 * old.chunks) // 2
+    # and no faster than the pace of the disk
+    paced = profile_factory(paced=200_000_000)
+    paced = replace(paced, model=replace(paced.model, stored=stored))
+    assert encoding(paced).stages(Factors())[0].items[0].chunk_ns == 245_760
 
 
 def test_times_follow_the_curves(small_profile: Any) -> None:

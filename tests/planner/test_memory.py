@@ -6,15 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from planner.documents import LayerPolicy, LayerSpec, ModelSpec, Policy, Workload
+from planner.documents import LayerPolicy, LayerSpec, ModelSpec, Policy, StoredShares, Workload
 from planner.memory import (
     PURPOSES,
     account_device,
     attention_tile_rows,
+    decode_bytes,
     default_head_tiling,
     expands_context,
     expert_tile_rows,
     outside_bytes,
+    read_buffer_bytes,
     smallest_budget,
     smallest_policy,
     workspace_bytes,
@@ -102,6 +104,25 @@ def test_by_hand() -> None:
     # 28 KiB (7 blocks) and the block that they share
     assert by["embedding"] == (375 + 16 * 8) * 4096
     assert account.peak_bytes == sum(by.values())
+
+
+def test_a_compressed_store_needs_decoders() -> None:
+    """Two steps of compressed bytes instead of a chunk; for each of two decoders a block, words of
+    as much, exponents of half of it and half a MiB of zstandard's."""
+    policy = replace(smallest_policy(MODEL, 2), chunk_bytes=256 << 10)
+    stored = replace(MODEL, stored=StoredShares(0.7, 0.66, 0.66))
+    plain, more = (
+        account_device(model, policy, WORKLOAD, 2, 0).by_purpose for model in (MODEL, stored)
+    )
+    assert read_buffer_bytes(MODEL, policy) == (256 << 10) + 8192
+    assert read_buffer_bytes(stored, policy) == 2 * ((1 << 20) + 8192)
+    assert decode_bytes(MODEL) == 0
+    assert decode_bytes(stored) == 2 * ((256 + 256 + 128 + 512) << 10)
+    extra = decode_bytes(stored) + 2 * (1 << 20) + 8192 - (256 << 10)
+    assert more["workspace"] - plain["workspace"] == extra
+    assert {k: v for k, v in more.items() if k != "workspace"} == {
+        k: v for k, v in plain.items() if k != "workspace"
+    }
 
 
 def test_a_group_is_no_larger_than_the_requests() -> None:
