@@ -102,7 +102,7 @@ def main() -> None:
 
     if not asked.offload:
         # kernels are chosen and threads started; with weights on the disk it would read them
-        generate(ids, 2, [])
+        generate(ids[:, :4], 2, [])
     load = time.perf_counter() - begun
     before, start, seen = bytes_read(), time.perf_counter(), list[float]()
     new = generate(ids, asked.new_tokens, seen)
