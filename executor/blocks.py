@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import accumulate
 from queue import SimpleQueue
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -183,10 +183,21 @@ class Blocks:
             index = stop
 
 
+class _Ahead(NamedTuple):
+    """A step that was read before it was asked for, and in which half of the buffer it lies."""
+
+    blocks: Blocks
+    step: range
+    half: int
+    stored: memoryview
+
+
 class Expander:
     """Reads blocks and decodes those before meanwhile, in threads of its own.
 
     All reads are made by the caller's thread. A step's blocks are shared out among the decoders.
+    While the last step of a part is decoded, the first one of the unit's next part is read: mostly
+    that is asked for next, and else it was read in vain.
     """
 
     def __init__(self, dtype: str) -> None:
@@ -194,6 +205,7 @@ class Expander:
         self._free: SimpleQueue[Decoder] = SimpleQueue()
         for _ in range(DECODERS):
             self._free.put(Decoder(dtype))
+        self._ahead: _Ahead | None = None
 
     def expand(
         self,
@@ -203,6 +215,7 @@ class Expander:
         target: memoryview,
         buffer: memoryview,
         read: Callable[[int, int, memoryview], memoryview],
+        until: int = 0,
     ) -> None:
         """Bring bytes [first, last) of a unit to ``target``.
 
@@ -217,26 +230,41 @@ class Expander:
         read
             ``(place, size, memory)``: read bytes of the unit's file into aligned memory; returns
             those asked for.
+        until
+            End of what may be read ahead.
 
         Raises
         ------
         DecodingError
             If a block is damaged.
         """
-        half = len(buffer) // 2 // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        size = len(buffer) // 2 // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        halves = buffer[:size], buffer[size : 2 * size]
         decoding: list[list[Future[None]]] = [[], []]
+        ahead, self._ahead = self._ahead, None
+        half = 0
+
+        def fetch(step: range) -> memoryview:
+            for one in decoding[half]:
+                one.result()
+            begin = blocks.places[step.start]
+            return read(begin, blocks.places[step.stop] - begin, halves[half])
+
         try:
-            for turn, step in enumerate(blocks.steps(first, last)):
-                for one in decoding[turn % 2]:
-                    one.result()
-                begin = blocks.places[step.start]
-                size = blocks.places[step.stop] - begin
-                stored = read(begin, size, buffer[turn % 2 * half : (turn % 2 + 1) * half])
-                decoding[turn % 2] = [
-                    self._threads.submit(self._decode, blocks, share, stored, begin, first, target)
-                    for share in (step[number::DECODERS] for number in range(DECODERS))
-                    if share
+            for step in blocks.steps(first, last):
+                if ahead is not None and (ahead.blocks, ahead.step) == (blocks, step):
+                    half, stored = ahead.half, ahead.stored
+                else:
+                    stored = fetch(step)
+                ahead = None
+                decoding[half] = [
+                    self._threads.submit(self._decode, blocks, step, number, stored, first, target)
+                    for number in range(min(DECODERS, len(step)))
                 ]
+                half = 1 - half
+            if last < until:
+                step = next(blocks.steps(last, min(2 * last - first, until)))
+                self._ahead = _Ahead(blocks, step, half, fetch(step))
         finally:
             # nothing writes to a slot that is given back
             wait([*decoding[0], *decoding[1]])
@@ -246,15 +274,16 @@ class Expander:
     def _decode(
         self,
         blocks: Blocks,
-        share: range,
+        step: range,
+        number: int,
         stored: memoryview,
-        begin: int,
         first: int,
         target: memoryview,
     ) -> None:
-        decoder = self._free.get()
+        """One decoder's share of a step."""
+        decoder, begin = self._free.get(), blocks.places[step.start]
         try:
-            for index in share:
+            for index in step[number::DECODERS]:
                 start, end = blocks.starts[index], blocks.starts[index + 1]
                 low, high = max(start, first), min(end, first + len(target))
                 decoder.decode(

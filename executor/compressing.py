@@ -50,6 +50,8 @@ def worth_compressing(source: Checkpoint, layouts: dict[str, UnitLayout]) -> tup
         If the checkpoint cannot be read (from ``UnitReader``).
     """
     experts = [unit for name, unit in layouts.items() if name.startswith("expert.")]
+    if not experts:
+        return False, "not compressed: there is no expert to measure"
     some = max(min(_EXPERTS, _MOST_BYTES // max(experts[0].size_bytes, 1), len(experts)), 1)
     chosen = [experts[number * len(experts) // some] for number in range(some)]
     expander = Expander(source.model.dtype)

@@ -211,13 +211,14 @@ class UnitReader:
         if self._expander is None:
             self._expander = Expander(blocks.dtype)
         start = piece.skip_bytes + first - piece.unit_offset_bytes
+        until = piece.skip_bytes + piece.size_bytes
 
         def read(place: int, size: int, memory: memoryview) -> memoryview:
             return self.blocks(Piece(piece.file, piece.offset_bytes + place, 0, size), memory)
 
         try:
             self._expander.expand(
-                blocks, start, start + len(target), target, self._buffer.memory, read
+                blocks, start, start + len(target), target, self._buffer.memory, read, until
             )
         except DecodingError as error:
             raise CheckpointError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -102,6 +103,28 @@ def test_damage_that_shows_is_told() -> None:
             decoded(wrong, len(plain), "bfloat16")
 
 
+class Stored:
+    """A unit's blocks in memory, and the sizes of all reads of them."""
+
+    def __init__(self, unit: bytes, dtype: str, span: int) -> None:
+        sizes = block_sizes(len(unit), span)
+        assert sum(sizes) == len(unit)
+        ends = list(accumulate(sizes))
+        self.stored = [
+            encode_block(unit[end - size : end], dtype)
+            for size, end in zip(sizes, ends, strict=True)
+        ]
+        self.blocks = Blocks.of(dtype, sizes, tuple(map(len, self.stored)))
+        self.buffer = memoryview(bytearray(2 * (DECODE_STEP_BYTES + 2 * ALIGNMENT_BYTES)))
+        self.reads: list[int] = []
+        self._file = memoryview(b"".join(self.stored))
+
+    def read(self, place: int, count: int, memory: memoryview) -> memoryview:
+        self.reads.append(count)
+        memory[:count] = self._file[place : place + count]
+        return memory[:count]
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_expander_brings_any_part(data: st.DataObject) -> None:
@@ -109,30 +132,40 @@ def test_expander_brings_any_part(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(DTYPES))
     size = data.draw(st.integers(1, 12 * BLOCK_BYTES)) // 4 * 4 + 4
     span = data.draw(st.sampled_from([1 << 62, 3 * BLOCK_BYTES + 4 * 97]))
-    unit = weights(dtype, size // WIDTH[dtype])
     noise = np.random.default_rng(size).bytes(BLOCK_BYTES)
-    unit = (noise + unit)[:size]
-    sizes = block_sizes(size, span)
-    assert sum(sizes) == size
-    stored, at = [], 0
-    for one in sizes:
-        stored.append(encode_block(unit[at : at + one], dtype))
-        at += one
-    file = memoryview(b"".join(stored))
-    reads: list[int] = []
-
-    def read(place: int, count: int, memory: memoryview) -> memoryview:
-        reads.append(count)
-        memory[:count] = file[place : place + count]
-        return memory[:count]
-
-    blocks = Blocks.of(dtype, sizes, tuple(map(len, stored)))
-    buffer = memoryview(bytearray(2 * (DECODE_STEP_BYTES + 2 * ALIGNMENT_BYTES)))
+    unit = (noise + weights(dtype, size // WIDTH[dtype]))[:size]
+    file = Stored(unit, dtype, span)
     first = data.draw(st.integers(0, size - 1))
     last = data.draw(st.integers(first + 1, size))
     target = memoryview(bytearray(last - first))
-    Expander(dtype).expand(blocks, first, last, target, buffer, read)
+    expander = Expander(dtype)
+    expander.expand(file.blocks, first, last, target, file.buffer, file.read)
     assert bytes(target) == unit[first:last]
-    assert max(reads) <= DECODE_STEP_BYTES
+    assert max(file.reads) <= DECODE_STEP_BYTES
     # every byte is read once: no more than the blocks that are touched
-    assert sum(reads) <= last - first + 2 * BLOCK_BYTES
+    assert sum(file.reads) <= last - first + 2 * BLOCK_BYTES
+
+    # in parts one after another, with others in between: what is read ahead is the next part's
+    part = data.draw(st.integers(1, 5)) * BLOCK_BYTES
+    whole = memoryview(bytearray(size))
+    for begin in range(0, size, part):
+        stop = min(begin + part, size)
+        expander.expand(
+            file.blocks, begin, stop, whole[begin:stop], file.buffer, file.read, until=size
+        )
+        if data.draw(st.booleans()):
+            expander.expand(file.blocks, first, last, target, file.buffer, file.read)
+            assert bytes(target) == unit[first:last]
+    assert bytes(whole) == unit
+
+
+def test_what_was_read_ahead_is_not_read_again() -> None:
+    size, half = 20 * BLOCK_BYTES, 10 * BLOCK_BYTES
+    unit = weights("bfloat16", size // 2)
+    file = Stored(unit, "bfloat16", size)
+    expander, target = Expander("bfloat16"), memoryview(bytearray(size))
+    expander.expand(file.blocks, 0, half, target[:half], file.buffer, file.read, size)
+    assert sum(file.reads) > sum(map(len, file.stored[:10]))
+    expander.expand(file.blocks, half, size, target[half:], file.buffer, file.read, size)
+    assert sum(file.reads) == sum(map(len, file.stored))
+    assert bytes(target) == unit
