@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -16,8 +17,6 @@ from moeplan.interrupts import hold_in_extensions
 __all__ = ["entry", "main"]
 
 _INTERRUPTED = 130
-_RUN_PACKAGES = ("torch", "transformers", "tokenizers")
-"""Of the extra ``run``: everything but planning needs them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,12 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         reporter.fail(type(error).__name__, str(error))
         return exit_code(error)
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in _RUN_PACKAGES:
+        extra = _extra_of(error.name or "")
+        if extra is None:
             raise
         reporter.fail(
             "OptionError",
-            f"this needs {package}, which is not installed: pip install 'moeplan[run]'",
+            f"this needs {error.name}, which is not installed: pip install 'moeplan[{extra}]'",
         )
         return 2
     except BrokenPipeError:
@@ -81,6 +80,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     if code == _INTERRUPTED:
         reporter.fail("Interrupted", "interrupted; nothing half-written was left")
     return code or 0
+
+
+def _extra_of(module: str) -> str | None:
+    """The extra that brings a module's package; None where none does."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    package = module.partition(".")[0]
+    try:
+        wanted = requires("moeplan") or []
+    except PackageNotFoundError:  # a source tree that is not installed
+        return None
+    for requirement in wanted:
+        found = re.match(r"([\w-]+).*extra == [\"'](\w+)", requirement)
+        if found and found[2] != "dev" and found[1].replace("-", "_").lower() == package:
+            return found[2]
+    return None
 
 
 def entry() -> None:
