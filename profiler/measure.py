@@ -32,7 +32,7 @@ from profiler.curves import drifting, figure, fit_curve, fit_surface
 from profiler.layout import BenchPlan, Layout
 from profiler.link import CopySample, copies_alone, fit_link
 from profiler.machine import describe_machine
-from profiler.observed import Observed, turns_of
+from profiler.observed import Observed, between_passes_ns, turns_of
 from profiler.samples import PassSamples
 from profiler.tasks import Task
 from solvers.errors import BudgetError
@@ -279,7 +279,8 @@ class Measurement:
         return self._as_in_runs(costs)
 
     def _as_in_runs(self, costs: CostProfile) -> CostProfile:
-        """With the slowdowns that real runs show, for what was copied as they went."""
+        """With the slowdowns that real runs show, for what was copied as they went, and with what
+        they do between passes."""
         if self.paced_bytes_per_second:
             # their reads were not paced
             return costs
@@ -294,8 +295,11 @@ class Measurement:
             }
             for phase in ("prefill", "decode")
         )
+        embed, beyond = costs.curves["embed"], between_passes_ns(costs, self.runs)
+        embed = replace(embed, duration_ns=tuple(one + beyond for one in embed.duration_ns))
         return replace(
             costs,
+            curves={**costs.curves, "embed": embed},
             slowdown_by_kind={**costs.slowdown_by_kind, **decode},
             prefill_slowdown_by_kind=prefill,
         )

@@ -8,14 +8,16 @@ are the neighbours. Routing is recorded in a real run, so its events are there t
 from __future__ import annotations
 
 import math
+import statistics
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from planner.documents import CostProfile, Curve, Event
 from planner.memory import EXPERT_TILE_ROWS
 from profiler.contention import Turn, beside
 
-__all__ = ["Observed", "alone_ns", "turns_of"]
+__all__ = ["Observed", "alone_ns", "between_passes_ns", "turns_of"]
 
 
 @dataclass(frozen=True)
@@ -85,3 +87,19 @@ def turns_of(costs: CostProfile, run: Observed) -> dict[str, tuple[Turn, Turn]]:
         rest = Turn(dict(expected), dict.fromkeys(expected, 0.0), None)
         found[phase] = (rest, Turn(dict(measured), beside(compared, copies), None))
     return found
+
+
+def between_passes_ns(costs: CostProfile, runs: Iterable[Observed]) -> int:
+    """What a run does between two passes: the median over decode passes, at least 0.
+
+    Sequences grow, end and give their places away. Compute is recorded without gaps, so that it
+    counts with the embedding, which comes next; a bench has none of it.
+    """
+    curve = costs.curves["embed"]
+    beyond = [
+        event.end_ns - event.start_ns - curve(event.rows)
+        for run in runs
+        for event in run.events
+        if event.kind == "embed" and run.phase(event) == "decode"
+    ]
+    return max(round(statistics.median(beyond)), 0) if beyond else 0

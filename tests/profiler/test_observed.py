@@ -10,7 +10,7 @@ import pytest
 from executor import open_weights
 from planner.documents import CostProfile, Curve, Event, Figure, Surface
 from profiler.contention import kind_ratios
-from profiler.observed import Observed, alone_ns, turns_of
+from profiler.observed import Observed, alone_ns, between_passes_ns, turns_of
 from profiler.record import record_routing
 
 
@@ -79,6 +79,21 @@ def test_slowdowns_of_a_run(costs: CostProfile) -> None:
     assert kind_ratios([turns["prefill"]])["expert"] == pytest.approx([1 + 0.25 / 0.4])
     # the head took half as long again, beside copies all along; attention lay beside none
     assert kind_ratios([turns["decode"]]) == {"head": [1.5]}
+
+
+def test_what_lies_between_passes_counts_with_the_embedding(costs: CostProfile) -> None:
+    # decode passes of 2 rows take 200 ns by their curve: 50, 500 and 90 ns beyond; prefill is apart
+    events = (
+        event("embed", 0, 0, 9000, 20),
+        event("embed", 1, 0, 250, 2),
+        event("embed", 2, 0, 700, 2),
+        event("embed", 3, 0, 290, 2),
+        event("router", 3, 0, 9000, 2),
+    )
+    assert between_passes_ns(costs, [Observed(events, 4, 12, 1)]) == 90
+    early = (event("embed", 1, 0, 150, 2),)
+    assert between_passes_ns(costs, [Observed(early, 4, 12, 1)]) == 0
+    assert between_passes_ns(costs, []) == 0
 
 
 def test_a_copied_unit_may_be_faster_than_one_at_rest(costs: CostProfile) -> None:
