@@ -126,6 +126,11 @@ CHECKPOINT_CASES = [
     Case("pack nothing", lambda tiny, here: ["pack", here / "none", here / "s"], ("none",)),
     Case("pack onto itself", lambda tiny, here: ["pack", tiny, tiny], (str,)[:0]),
     Case(
+        "pack with an unknown compression",
+        lambda tiny, here: ["pack", tiny, here / "s", "--compress", "zip"],
+        ("'zip'", "none, exact, auto"),
+    ),
+    Case(
         "synth without layers",
         lambda tiny, here: ["synth", tiny, "--layers", 0, "--out", here / "s"],
         ("--layers",),

@@ -317,6 +317,22 @@ def test_a_plan_refuses_what_it_was_not_made_from(
     assert not (tmp_path / "o.jsonl").exists()
 
 
+def test_a_compressed_store(
+    made: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str], command_json: Command
+) -> None:
+    store = tmp_path / "store"
+    document = command_json("pack", made.checkpoint, store, "--compress", "exact")
+    assert document["compressed"] is True
+    assert document["size_bytes"] < document["weights_bytes"]
+    capsys.readouterr()
+    assert call("pack", made.checkpoint, store, "--compress", "auto") == 0
+    assert "of the weights, exactly compressed), verified" in capsys.readouterr().out
+    refused(capsys, ["pack", made.checkpoint, store], "finished store with compression")
+    # planned for the store as it is
+    run = ["run", made.plan, "--prompts", made.prompts, "--out", tmp_path / "o.jsonl"]
+    refused(capsys, [*run, "--store", store], "not the store that the plan was made for")
+
+
 def test_a_plan_edited_into_overflow(
     made: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
