@@ -125,7 +125,6 @@ class Generation:
             If the machine stops the run, memory is out, or logits are no numbers; ``results`` then
             holds what there is. ``CancelledError`` after ``cancel``.
         """
-        begin = self.recorder.origin_ns
         state, operations = self._device.state, self._device.operations
         operations.chooser = None if self._sampler is None else partial(self._draw, self._sampler)
         if not state.clean:
@@ -133,6 +132,9 @@ class Generation:
             with torch.inference_mode():
                 state.clear_context()
         state.clean = False
+        # whatever came between making this and running it is no part of the run
+        self.recorder.restart()
+        begin = self.recorder.origin_ns
         self._transfers.start()
         try:
             while self._group.tokens:

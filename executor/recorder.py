@@ -69,6 +69,11 @@ class Recorder:
         """Compute goes on from now; the time since its last event belongs to nothing."""
         self._compute_ns = time.perf_counter_ns()
 
+    def restart(self) -> None:
+        """The run begins now, and times count from here: nothing was recorded yet."""
+        self.resume()
+        self.origin_ns = self._compute_ns
+
     def take(self) -> list[Event]:
         """The events kept so far, which are forgotten; for measuring."""
         compute, self._events = self._events, []

@@ -211,9 +211,10 @@ class CostProfile(Document):
         Type the executor computes in.
     curves
         By operation kind, against rows (tokens): ``embed`` (embedding lookup, with disk
-        reads and what lies between two passes), ``router`` (router, top-k, argsort by expert), ``dense_mlp``, ``shared_expert``,
-        ``expert`` (one expert: gather, both products, weighted scatter), ``combine`` (closing a
-        layer), ``head`` (final norm and all head tiles' products; rows = sequences), ``sample``.
+        reads and what lies between two passes), ``router`` (router, top-k, argsort by expert),
+        ``dense_mlp``, ``shared_expert``, ``expert`` (one expert: gather, both products, weighted
+        scatter), ``combine`` (closing a layer), ``head`` (final norm and all head tiles' products;
+        rows = sequences), ``sample``.
     attention_decode, attention_prefill
         One layer's norms, attention and residual for one batch.
     copy_slowdown, compute_slowdown

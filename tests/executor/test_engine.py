@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from executor import Engine, open_weights, pack
 from executor.adapters import FAMILIES, make_adapter
 from executor.prompts import encode
+from executor.reference import Reference
 from planner.documents import LayerPolicy, Plan, Policy, Workload, document_hash
 from planner.memory import smallest_budget, smallest_policy
 from solvers.errors import (
@@ -327,6 +329,24 @@ def test_routing_equals_transformers(checkpoint: Path, plan: Plan) -> None:
                 assert routing.experts[row, layer].tolist() == want
             row += 1
     assert row == len(routing.sequence)
+
+
+def test_the_reference_is_no_part_of_the_run(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was: it counted with the first embedding."""
+    times: list[tuple[int, int]] = []
+    really = Reference.take
+
+    def take(self: Reference) -> None:
+        begin = time.perf_counter_ns()
+        really(self)
+        times.append((begin, time.perf_counter_ns()))
+
+    monkeypatch.setattr(Reference, "take", take)
+    with Engine.from_plan(plan) as engine:
+        engine.generate([[5, 9, 101, 7]], 2)
+        totals = engine.trace().totals
+    (_, before), (after, _) = times
+    assert totals.wall_ns <= after - before
 
 
 def test_trace_adds_up(plan: Plan, helpers: Any) -> None:
