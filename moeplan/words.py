@@ -180,7 +180,8 @@ _STOP_WORDS = {
     "interrupted": "was interrupted",
 }
 _BOUND_WORDS = {
-    "plan": "no plan that fixes its sets before routing is known takes less than",
+    "plan": "no plan whose copies ahead and their order are fixed before routing is known, without "
+    "caching, takes less than",
     "clairvoyant": "not even one that knows the routing beforehand, without caching, takes less "
     "than",
     "physical": "the computation alone takes",

@@ -13,7 +13,6 @@ from planner.profiles import Profile
 from planner.recompute import candidate_of
 from planner.solve import OBJECTIVES, SOLVERS, make_plan
 from solvers.registry import BOUNDS, Feature, Limits, load
-from solvers.relaxation import relax
 
 __all__ = ["COMPARED", "BoundRow", "ComparisonRow", "compare", "compare_bound"]
 
@@ -29,9 +28,11 @@ class ComparisonRow:
     ----------
     objective_value, bound, gap
         On held-out sequences, in the objective's unit; see ``Plan``.
-    price_of_information
-        ``plan`` minus ``clairvoyant`` bound for the plan's n and b: the most that a predictor could
-        earn; None where the plan's bound is of another class.
+    plan_bound, clairvoyant_bound, price_of_information
+        What any plan takes with these n and b and without caching, whose prefetches are fixed
+        before routing is known (see ``solvers.proof_plan``); what even one takes that knows the
+        routing; and how much more than that the plan takes: the most that a predictor could earn.
+        None for a caching plan, and where the objective is not a time.
     winner
         Whose plan it is: the solver's own, or a baseline that was better.
     peak_bytes
@@ -45,6 +46,8 @@ class ComparisonRow:
     objective_value: float
     bound: float | None
     gap: float | None
+    plan_bound: float | None
+    clairvoyant_bound: float | None
     price_of_information: float | None
     winner: str
     stop: str
@@ -123,6 +126,7 @@ def compare(
                 tolerance=tolerance,
             )
             spent = time.monotonic() - started
+            own, known = _bounds(plan, profile)
             rows.append(
                 ComparisonRow(
                     solver=solver,
@@ -130,7 +134,9 @@ def compare(
                     objective_value=plan.objective,
                     bound=plan.bound,
                     gap=plan.gap,
-                    price_of_information=_price(plan, profile),
+                    plan_bound=own,
+                    clairvoyant_bound=known,
+                    price_of_information=None if known is None else plan.objective - known,
                     winner=plan.solver,
                     stop=plan.stop,
                     tokens_per_second=plan.predicted.tokens_per_second.value,
@@ -173,14 +179,13 @@ def compare_bound(
     return BoundRow(solver, objective, value_or_none, n, b, time.monotonic() - started)
 
 
-def _price(plan: Plan, profile: Profile) -> float | None:
-    """See ``ComparisonRow.price_of_information``."""
-    if plan.bound is None or plan.bound_class != "plan":
-        return None
+def _bounds(plan: Plan, profile: Profile) -> tuple[float | None, float | None]:
+    """Of the classes ``plan`` and ``clairvoyant``; see ``ComparisonRow``."""
+    if plan.bound is None or plan.policy.eviction != "none":
+        return None, None
     candidate = candidate_of(plan, profile)
-    if candidate.objective.measure != "time":
-        return None
-    relaxed = relax(candidate.problem("judge"))
-    if relaxed is None or relaxed.bound.policies != "clairvoyant":
-        return None
-    return max(plan.bound - candidate.value("judge", relaxed.bound.value_ns), 0.0)
+    own, known = (
+        None if bound is None else candidate.value("judge", bound.value_ns)
+        for bound in candidate.both_bounds()
+    )
+    return own, known

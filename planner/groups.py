@@ -24,7 +24,7 @@ from planner.scenarios import (
 from solvers.layout import smallest_capacity
 from solvers.outcome import Bound, Schedule
 from solvers.problem import Problem, Scenarios
-from solvers.relaxation import relax
+from solvers.relaxation import plan_bound, relax
 from solvers.replay import measure, replay
 
 __all__ = [
@@ -48,6 +48,8 @@ _PASSES_FEW = {"fit": 48, "choose": 128, "judge": 192}
 _FEW = 8
 _MOST_ITEMS = {"fit": 16_000, "choose": 60_000, "judge": 60_000}
 """Items of all passes of a set: what a replay's time grows with."""
+_BOUND_STAGES = 4_000
+"""Stages of all passes, up to which the bound of the class ``plan`` takes seconds."""
 
 
 @dataclass(eq=False)
@@ -175,6 +177,14 @@ class Candidate:
             return Bound(int(compute.sum()), "physical")
         relaxed = relax(problem)
         return None if relaxed is None else relaxed.bound
+
+    def both_bounds(self) -> tuple[Bound | None, Bound | None]:
+        """Likewise for schedules without caching, of the classes ``plan`` (where that does not take
+        long) and ``clairvoyant``."""
+        problem = self.problem("judge")
+        if problem.measure != "time":
+            return None, None
+        return plan_bound(problem, _BOUND_STAGES)
 
     def score(self, which: SetName, schedule: Schedule) -> float:
         """The objective of a schedule on one set, in its unit."""

@@ -206,6 +206,14 @@ def solve(
     rivals = run_baselines(solver, profile, found, ranked, seed, patience)
     if searching:
         closest = min(rivals, key=lambda entry: entry.chosen_value)
+        if closest.chosen_value < best.chosen_value and time.monotonic() < deadline:
+            # its n and b may be none of those solved above
+            with patience.once():
+                entry = run_solver(solver, closest.candidate, limits(), closest.schedule)
+                entries.append(entry)
+                if entry.stop is Stop.INTERRUPTED:
+                    patience.note()
+                best = min(best, entry, key=lambda entry: entry.chosen_value)
         if closest.chosen_value < best.chosen_value:
             won = (
                 f"on the sequences that choose it beats {solver} by "

@@ -11,7 +11,7 @@ from solvers.local import move_residents
 from solvers.outcome import Bound, Outcome, Schedule, Stop
 from solvers.polish import polish
 from solvers.problem import Problem
-from solvers.registry import Feature, Limits, Progress
+from solvers.registry import BACK_ENDS, Feature, Limits, Progress, load
 from solvers.relaxation import relax
 from solvers.sets import Search, unit_order
 from solvers.sets_model import IntegerModel, SetsModel
@@ -20,6 +20,18 @@ __all__ = ["MOST_TERMS", "ExactSolver", "Solved"]
 
 MOST_TERMS = 60_000
 """Terms of a model that gets anywhere in seconds; beyond, search and relaxation stand alone."""
+
+
+def rules(problem: Problem, limits: Limits) -> list[Schedule]:
+    """What the strategies make of a problem: where a search begins, so that it never ends worse."""
+    found = []
+    for name in BACK_ENDS:
+        backend = load(name)
+        if Feature.RUNNABLE in backend.features and Feature.BOUND not in backend.features:
+            schedule = backend.solve(problem, limits).schedule
+            if schedule is not None and schedule not in found:
+                found.append(schedule)
+    return found
 
 
 class Solved(NamedTuple):
@@ -80,7 +92,11 @@ class ExactSolver(ABC):
     ) -> Stop:
         """Search, model and polish, into ``search.best``."""
         problem, deadline = search.problem, search.deadline
-        search.try_schedule(hint)
+        starts = [hint] if hint is not None else []
+        starts += rules(problem, limits)
+        for one in starts:
+            if one.eviction == "none":
+                search.try_schedule(one)
         search.run()
         if search.best is None:
             raise AssertionError("no candidate fits, although one slot of each kind does")
@@ -108,6 +124,9 @@ class ExactSolver(ABC):
                 for candidate in model.schedules(solved.values):
                     search.try_schedule(candidate)
         polish(search)
+        for one in starts:
+            # moves and model know no caching, so those that cache are no place to start from
+            search.try_schedule(one)
         tell()
         done = solved is not None and solved.optimal and not search.out_of_time
         return Stop.OPTIMAL if done else Stop.TIME_LIMIT

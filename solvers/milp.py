@@ -14,8 +14,8 @@ import highspy
 import pulp
 
 from solvers.exact import ExactSolver, Solved
+from solvers.program import QuietHighs
 from solvers.registry import Limits
-from solvers.relaxation import QuietHighs
 from solvers.sets_model import IntegerModel
 
 __all__ = ["Milp", "MilpCbc", "solve_with_cbc", "solve_with_highs"]

@@ -10,7 +10,17 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Bound", "BoundClass", "Eviction", "Outcome", "Proof", "Schedule", "StageChoice", "Stop"]
+__all__ = [
+    "Bound",
+    "BoundClass",
+    "Eviction",
+    "Outcome",
+    "PlanProof",
+    "Proof",
+    "Schedule",
+    "StageChoice",
+    "Stop",
+]
 
 Eviction = Literal["none", "lru", "lifo", "fifo", "frequency", "plan", "belady"]
 
@@ -72,6 +82,29 @@ Integers = npt.NDArray[np.object_]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class PlanProof:
+    """Multipliers of the inequalities in ``solvers.proof_plan``.
+
+    Attributes
+    ----------
+    share
+        [stages, items].
+    late, whole, carry
+        [passes, stages].
+    chain, wait, sets
+        [stages].
+    """
+
+    share: Integers
+    late: Integers
+    whole: Integers
+    carry: Integers
+    chain: Integers
+    wait: Integers
+    sets: Integers
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Proof:
     """Multipliers that prove a bound for schedules of ``least_slots`` to ``most_slots`` slots.
 
@@ -90,6 +123,8 @@ class Proof:
         [stages]: of the start slot.
     busy, ahead, held
         [passes, stages]: of the channel, of what is copied ahead, of the slots.
+    plan
+        Those that only hold for the class ``plan``; None in a proof for all schedules.
     """
 
     least_slots: int
@@ -100,6 +135,7 @@ class Proof:
     busy: Integers
     ahead: Integers
     held: Integers
+    plan: PlanProof | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +143,10 @@ class Bound:
     """No policy of the class takes less than ``value_ns`` (weighted sum over all passes).
 
     ``clairvoyant`` here: any fixed residents and any number of slots that fit, without eviction
-    caching; prefetches know the demand and copies may be ordered in any way. ``proofs`` cover all
-    numbers of slots; without any, the bound is plain arithmetic.
+    caching; prefetches know the demand and copies may be ordered in any way. ``plan``: likewise,
+    but what is copied ahead, and in which order, is the same in all passes, as in a ``Schedule``
+    without eviction. ``proofs`` cover all numbers of slots; without any, the bound is plain
+    arithmetic.
     """
 
     value_ns: int

@@ -29,6 +29,7 @@ import numpy.typing as npt
 from solvers.errors import OptionError
 from solvers.outcome import Integers, Proof
 from solvers.problem import Problem
+from solvers.proof_plan import plan_shares, refuse_malformed_plan
 
 __all__ = ["covers_all_slots", "proven_ns"]
 
@@ -60,6 +61,8 @@ def proven_ns(problem: Problem, proof: Proof) -> int | None:
     scenarios = problem.scenarios
     passes, stages, _ = scenarios.demand.shape
     _refuse_malformed(proof, passes, stages)
+    if proof.plan is not None:
+        refuse_malformed_plan(proof.plan, scenarios.demand.shape)
     most_slots = problem.capacity_bytes // max(problem.slot_bytes, 1)
     if proof.most_slots is not None:
         most_slots = min(most_slots, proof.most_slots)
@@ -81,8 +84,11 @@ def proven_ns(problem: Problem, proof: Proof) -> int | None:
         if ns * per > pace * max(size, 1):
             pace, per = ns, size
     busy, ahead, held = proof.busy, proof.ahead, proof.held
-    last = np.zeros(passes, dtype=bool)
-    last[[run.stop - 1 for run in scenarios.runs()]] = True
+    last = np.array([run.stop - 1 for run in scenarios.runs()], dtype=np.int64)
+    most_ahead = longest * most_slots + -(-pace * problem.capacity_bytes // per)
+    plan = None
+    if proof.plan is not None:
+        plan = plan_shares(problem, proof.plan, pace, per, most_ahead, last)
 
     # constants
     total = -proof.memory * problem.capacity_bytes + int((proof.room * start_held).sum())
@@ -91,22 +97,29 @@ def proven_ns(problem: Problem, proof: Proof) -> int | None:
     total += int((held * (copies + work.sum(axis=2))).sum())
     # durations have no upper end
     left = scenarios.weight.astype(object)[:, None] * proof.scale - busy - held * slots
+    if plan is not None:
+        total += plan.total
+        left = left - plan.durations
     if min(left.ravel(), default=0) < 0:
         return None
     total += int((left * scenarios.compute_ns.astype(object)).sum())
     # copied ahead
-    most_ahead = longest * most_slots + -(-pace * problem.capacity_bytes // per)
     total += most_ahead * _negative(busy - _following(busy, last) + ahead * per)
     total += longest * most_slots * _negative(held - _following(held, last))
     # residents
     saved = (active * (copy * busy[:, :, None] + (copy + work) * held[:, :, None])).sum(axis=0)
+    from_starts = start * busy.sum(axis=0)
+    if plan is not None:
+        saved, from_starts = saved + plan.residents, from_starts + plan.starts
     total += _negative(problem.item_bytes.astype(object) * proof.memory - saved)
-    total += _negative(start_held * (proof.memory - proof.room) - start * busy.sum(axis=0))
+    total += _negative(start_held * (proof.memory - proof.room) - from_starts)
     # slots
     ahead_sum = int(ahead.sum())
     for_slots = proof.memory * problem.slot_bytes - ahead_sum * per * longest
-    total += for_slots * (slots if for_slots >= 0 else most_slots)
     for_room = proof.memory - int(proof.room.sum()) - ahead_sum * pace
+    if plan is not None:
+        for_slots, for_room = for_slots - plan.slots, for_room - plan.room
+    total += for_slots * (slots if for_slots >= 0 else most_slots)
     total += min(for_room, 0) * problem.capacity_bytes
     return int(total // proof.scale)
 
@@ -124,7 +137,7 @@ def _refuse_malformed(proof: Proof, passes: int, stages: int) -> None:
         raise OptionError("a proof's scale, memory or slots are out of range")
 
 
-def _following(rows: Integers, last: npt.NDArray[np.bool_]) -> Integers:
+def _following(rows: Integers, last: npt.NDArray[np.int64]) -> Integers:
     """The multiplier of each row's successor in its run, 0 at the run's end."""
     flat = rows.ravel()
     shifted = np.concatenate([flat[1:], np.zeros(1, dtype=object)]).reshape(rows.shape)

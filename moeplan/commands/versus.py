@@ -249,7 +249,8 @@ def _html_table(goal: str, rows: list[ComparisonRow], bounds: list[BoundRow]) ->
         )
     words = (
         "Each bound is for the row's own n and b and its class of policies; the price of "
-        "information is the plan bound minus the clairvoyant one."
+        "information is what a row takes beyond the bound of a clairvoyant: the most that a better "
+        "predictor could earn."
     )
     return TableOf(goal, _HTML_COLUMNS, tuple(cells), words)
 
@@ -302,5 +303,7 @@ def _summary(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> dict[str, Any
         "solve_seconds": row.solve_seconds,
         "over_best": over_best(row, best),
         "over_best_bound": over_bound(row, best),
+        "plan_bound": row.plan_bound,
+        "clairvoyant_bound": row.clairvoyant_bound,
         "price_of_information": row.price_of_information,
     }

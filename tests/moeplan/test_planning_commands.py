@@ -52,8 +52,12 @@ def test_compare_with_bounds_and_plots(
     for row in found["rows"]:
         assert bound["value"] <= row["objective"]
         assert row["bound"] <= row["objective"]
-        if row["bound_class"] != "plan":
+        if row["bound_class"] == "physical":
             assert row["price_of_information"] is None
+        else:
+            assert row["clairvoyant_bound"] <= row["plan_bound"] <= row["objective"]
+            known = row["objective"] - row["clairvoyant_bound"]
+            assert row["price_of_information"] == pytest.approx(known)
     page = html.read_text()
     # needs nothing else
     assert not re.search(r"<(script|link|img)[^>]*(src|href)=", page)

@@ -24,6 +24,8 @@ def row(plan: Plan, solver: str, value: float, n: int = 2, eviction: str = "none
         objective_value=value,
         bound=own.bound,
         gap=own.gap,
+        plan_bound=None,
+        clairvoyant_bound=None,
         price_of_information=None,
         winner=solver,
         stop=own.stop,

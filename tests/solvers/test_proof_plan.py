@@ -1,0 +1,159 @@
+"""The bound of the class ``plan``: between the clairvoyant one and the best of all schedules."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from solvers.checker import check_proofs
+from solvers.outcome import Bound, PlanProof, Proof
+from solvers.problem import Problem, Scenarios, Stage, Unit
+from solvers.proof import proven_ns
+from solvers.relaxation import plan_bound, relax
+from solvers.replay import measure, replay
+
+TENTH_MS = 100_000
+NAMES = ("share", "late", "whole", "carry", "chain", "wait", "sets")
+
+
+def small(rng: np.random.Generator, *, starts: bool) -> Problem:
+    """One stage of up to three items, or two of two; a few passes that differ in everything."""
+    stages = 1 + int(rng.random() < 0.1)
+    width = 3 if stages == 1 and rng.random() < 0.15 else 2
+    shape = (int(rng.integers(2, 4)), stages)
+
+    def unit(held: int) -> Unit:
+        chunk, last = (TENTH_MS * int(one) for one in rng.integers(1, 20, 2))
+        return Unit(held, held, int(rng.integers(1, 4)), chunk, last, 1)
+
+    parts = tuple(
+        Stage(unit(3) if starts else None, tuple(unit(4) for _ in range(width)))
+        for _ in range(stages)
+    )
+    demand = (rng.random((*shape, width)) < rng.choice([0.3, 0.6])) * rng.integers(
+        1, 4, (*shape, width)
+    )
+    work = np.where(demand > 0, TENTH_MS * rng.integers(1, 10, demand.shape), 0)
+    prologue, lead, epilogue = (
+        TENTH_MS * rng.integers(0, most, shape).astype(np.int64) for most in (5, 30, 5)
+    )
+    scenarios = Scenarios(
+        prologue,
+        lead,
+        demand.astype(np.int32),
+        work.astype(np.int64),
+        epilogue,
+        rng.integers(1, 3, shape[0]).astype(np.int64),
+        None,
+        (0, shape[0] - 1) if rng.random() < 0.3 else (0,),
+    )
+    capacity = int(rng.integers(4 + 3 * starts, 4 * stages * width))
+    return Problem(parts, scenarios, capacity, 4)
+
+
+def test_between_the_clairvoyant_bound_and_the_best_schedule(make: Any) -> None:
+    sharper = 0
+    for seed in range(300):
+        problem = small(np.random.default_rng([seed, 11]), starts=seed % 20 == 0)
+        best = min(measure(problem, replay(problem, one)) for one in make.every_schedule(problem))
+        bound, wide = plan_bound(problem)
+        assert bound is not None, seed
+        assert wide is not None, seed
+        assert (bound.policies, wide.policies) == ("plan", "clairvoyant")
+        assert wide.value_ns <= bound.value_ns <= best, seed
+        assert list(check_proofs(problem, bound)) == [], seed
+        sharper += bound.value_ns > wide.value_ns + TENTH_MS // 100
+    assert sharper > 5
+
+
+@pytest.fixture(scope="module")
+def hopeless(make: Any) -> Problem:
+    """Two items of 10 ms, of which each of four passes demands another one; 1 ms of work, and a
+    lead of 1 ms. Two slots fit, and no resident: it would take a thousand bytes, a slot 4."""
+    unit = Unit(4, 1000, 1, 10_000_000, 10_000_000, 4)
+    scenarios = make.scenarios(
+        [[[1, 0]], [[0, 1]]] * 2, lead=1_000_000, work=lambda rows: 1_000_000
+    )
+    return Problem((Stage(None, (unit, unit)),), scenarios, 8, 4)
+
+
+def test_by_hand(make: Any, hopeless: Problem) -> None:
+    # A clairvoyant copies during lead and work: 10 ms a pass with two slots. With one, which is
+    # held while there is work, 11 ms, but for the 0.4% of a resident that fits into 4 bytes.
+    # A plan has 2 ms (work and the next lead) for copying ahead, and 2 of 4 passes find useful what
+    # is copied of an item: 4 * (1 + 10 + 1) - 2 * 2 ms, less 0.4% of 2 copies with one slot.
+    bound, wide = plan_bound(hopeless)
+    assert bound is not None
+    assert wide is not None
+    best = min(measure(hopeless, replay(hopeless, one)) for one in make.every_schedule(hopeless))
+    assert wide.value_ns == pytest.approx(40e6, rel=1e-5)
+    assert bound.value_ns == pytest.approx(43.92e6, rel=1e-5)
+    assert bound.value_ns <= best
+
+
+def test_only_a_plans_own_proofs_hold_its_multipliers(hopeless: Problem) -> None:
+    relaxed = relax(hopeless)
+    assert relaxed is not None
+    assert all(proof.plan is None for proof in relaxed.bound.proofs)
+    own = relax(hopeless, policies="plan")
+    assert own is not None
+    assert all(proof.plan is not None for proof in own.bound.proofs)
+
+
+def changed(rng: np.random.Generator, proof: Proof, plan: PlanProof) -> Proof:
+    """A proof with one kind of its plan's multipliers changed."""
+    name = NAMES[int(rng.integers(len(NAMES)))]
+    array = getattr(plan, name).copy()
+    for at in np.ndindex(array.shape):
+        array[at] = int(int(array[at]) * rng.uniform(0, 2)) + int(rng.uniform(0, proof.scale / 4))
+    return replace(proof, plan=replace(plan, **{name: array}))
+
+
+def test_changed_multipliers_prove_no_more_than_the_truth(make: Any) -> None:
+    refused = 0
+    for seed in range(12):
+        rng = np.random.default_rng([seed, 12])
+        problem = small(rng, starts=False)
+        best: dict[int, int] = {}
+        for one in make.every_schedule(problem):
+            taken = measure(problem, replay(problem, one))
+            best[one.slots] = min(taken, best.get(one.slots, taken))
+        relaxed = relax(problem, policies="plan")
+        assert relaxed is not None
+        for index, proof in enumerate(relaxed.bound.proofs):
+            assert proof.plan is not None
+            for _ in range(10):
+                mutant = changed(rng, proof, proof.plan)
+                value = proven_ns(problem, mutant)
+                last = proof.most_slots
+                truth = [
+                    taken
+                    for slots, taken in best.items()
+                    if slots >= proof.least_slots and (last is None or slots <= last)
+                ]
+                assert value is None or value <= min(truth, default=value)
+                if value is None or value < relaxed.bound.value_ns:
+                    others = list(relaxed.bound.proofs)
+                    others[index] = mutant
+                    faults = list(check_proofs(problem, replace(relaxed.bound, proofs=(*others,))))
+                    assert [fault.reason for fault in faults] == ["proof_value"]
+                    refused += 1
+    assert refused > 100
+
+
+def test_what_is_malformed_is_refused(hopeless: Problem) -> None:
+    relaxed = relax(hopeless, policies="plan")
+    assert relaxed is not None
+    proof = relaxed.bound.proofs[0]
+    assert proof.plan is not None
+    for name in NAMES:
+        array = getattr(proof.plan, name)
+        negative, half = array.copy(), array.copy()
+        negative.ravel()[0], half.ravel()[0] = -1, 0.5
+        for broken in (array[..., :0], negative, half):
+            bad = replace(proof, plan=replace(proof.plan, **{name: broken}))
+            found = check_proofs(hopeless, Bound(0, "plan", (bad, *relaxed.bound.proofs[1:])))
+            assert [fault.reason for fault in found] == ["proof_form"], name
