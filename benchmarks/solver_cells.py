@@ -24,8 +24,9 @@ __all__ = ["Cell", "build", "grid", "small"]
 MIB = 1 << 20
 _MEAN_SEQUENCES = 2_048
 """Sequences in the passes from which the probability of a demand is estimated."""
-_ITEMS = 16_000
-"""Items of all fitted passes, as the planner has them."""
+_DEMANDED = 60_000
+"""Demanded items of all fitted passes, at most, where that leaves ``_FEWEST`` passes."""
+_FEWEST = 8
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,19 @@ class Cell:
 
 
 def grid(which: str, routing: Path | None) -> Iterator[Cell]:
-    """Cells of ``none``, ``few``, ``default`` or ``all``; recorded routing only where given."""
+    """Cells of ``none``, ``shapes``, ``few``, ``default`` or ``all``; recorded routing only where
+    given. ``shapes``: one source for each shape, with each group and budget."""
     if which == "none":
+        return
+    if which == "shapes":
+        order = (0.9, 0.3, 0.6, 0.05)
+        for shift in range(len(order)):  # what is done first tells most
+            for at, group in enumerate((1, 8, 64, 256)):
+                budget = order[(at + shift) % len(order)]
+                if routing is not None:
+                    yield Cell("mixtral", 32, 8, 2, group, budget)
+                    yield Cell("qwen3", 48, 128, 8, group, budget)
+                yield Cell("zipf", 58, 256, 8, group, budget, 1.2)
         return
     groups = {"few": (1, 64), "default": (1, 8, 64, 256), "all": (1, 2, 8, 16, 64, 256)}[which]
     budgets = {
@@ -80,16 +92,20 @@ def grid(which: str, routing: Path | None) -> Iterator[Cell]:
             yield Cell("zipf", 58, 256, 8, group, budget, 1.2)
 
 
-def build(cell: Cell, routing: Path | None) -> tuple[Problem, Problem]:
-    """The fitted and the held-out problem of a cell."""
+def build(cell: Cell, routing: Path | None) -> tuple[Problem, Problem, Problem]:
+    """The fitted, the judging and the choosing problem of a cell, of disjoint sets of sequences."""
     seed = [cell.layers, cell.experts, cell.group, int(100 * cell.budget), int(10 * cell.skew)]
     rng = np.random.default_rng(seed)
     shares = _shares(cell, routing, rng)
+    # a single row stands for tokens that are all alike
     half = max(len(shares) // 2, 1)
-    fit_shares, other = shares[:half], shares[half:] if len(shares) > 1 else shares
-    passes = (48 if cell.group <= 8 else 16, 128 if cell.group <= 8 else 32)
-    fitted = max(min(passes[0], _ITEMS // (cell.layers * cell.experts)), 3)
-    held_out = max(min(passes[1], 4 * _ITEMS // (cell.layers * cell.experts)), 4)
+    quarter = half + half // 2
+    fit_shares, other, choosing = shares[:half], shares[half:quarter], shares[quarter:]
+    few = cell.group <= 8
+    passes = (48 if few and cell.layers <= 32 else 16, 128 if few else 32)
+    each = cell.layers * min(cell.experts, cell.group * cell.top_k)
+    fitted = max(min(passes[0], _DEMANDED // each), _FEWEST)
+    held_out = max(min(passes[1], 4 * _DEMANDED // each), _FEWEST)
     runs = 8  # passes of one group, before new sequences come
     demand = _draw(cell, fit_shares, fitted, runs, rng)
     draws = min(max(_MEAN_SEQUENCES // cell.group, 16), 256)
@@ -97,7 +113,8 @@ def build(cell: Cell, routing: Path | None) -> tuple[Problem, Problem]:
     mean = np.broadcast_to((many > 0).mean(axis=0), demand.shape)
     return (
         _problem(cell, demand, np.ascontiguousarray(mean)),
-        _problem(cell, _draw(cell, other, held_out, runs, rng), None),
+        _problem(cell, _draw(cell, other if len(other) else shares, held_out, runs, rng), None),
+        _problem(cell, _draw(cell, choosing if len(other) else shares, held_out, runs, rng), None),
     )
 
 

@@ -1,16 +1,19 @@
 """How far schedules are from the bound, on held-out routing too, and what the decomposition loses.
 
-    python benchmarks/solvers.py [--cells none|few|default|all] [--solver cpsat] [--work 0.5]
+    python benchmarks/solvers.py [--cells none|shapes|few|default|all] [--solver cpsat] [--work 0.5]
         [--small 30] [--routing FOLDER] [--out FOLDER]
 
 What the cells are, ``benchmarks.solver_cells`` says. Columns:
 
-- gap: (replayed - bound) / replayed on the fitted passes. The bound is the clairvoyant one,
-  recomputed in integers from its multipliers; so the gap holds the price of not knowing the
-  routing, too, and is the most that any predictor could earn.
+- gap: (replayed - bound) / replayed on the fitted passes, against the bound of the class ``plan``,
+  recomputed in integers from its multipliers. What is fitted are expectations (a control variate),
+  so that a gap holds what a schedule made for just these passes could gain, too.
+- price: of information, likewise against the bound for those that know the routing: the most that
+  a predictor could earn.
 - held out: the same schedule on other sequences, time a pass, against fitted.
-- beats: time saved on the held-out passes against the best of the strategies.
-- seconds of processor time and of wall clock, and the peak memory of the process.
+- won: whose schedule is the best on the choosing passes; beats: the time that it saves on the
+  judging passes against the best of the strategies there, with the paired 95% interval.
+- seconds of processor time of the search and of both bounds, and the peak memory of the process.
 
 Finished cells in ``--out`` are kept, so that a run can be resumed. Small instances are compared
 with the joint model of everything (``solvers.joint``).
@@ -28,7 +31,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import argparse
 import json
+import math
 import os
+import platform
 import resource
 import statistics
 import time
@@ -37,82 +42,141 @@ from dataclasses import asdict
 from multiprocessing import get_context
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from benchmarks.solver_cells import Cell, build, grid, small
 from solvers.checker import check_proofs, check_schedule
 from solvers.joint import solve_joint
 from solvers.outcome import Stop
 from solvers.registry import BACK_ENDS, Feature, Limits, load
+from solvers.relaxation import plan_bound
 from solvers.replay import measure, replay
 
-_COLUMNS = ("cell", "gap", "held out", "beats", "best baseline", "cpu s", "wall s", "MiB")
+_COLUMNS = (
+    "cell",
+    "passes",
+    "gap",
+    "price",
+    "held out",
+    "beats",
+    "best baseline",
+    "won",
+    "cpu s",
+    "bound s",
+    "MiB",
+)
+_BLOCK = 8
+"""Passes that share their sequences: the unit of the paired interval."""
 
 
 def solve_cell(cell: Cell, solver: str, work: float, routing: Path | None) -> dict[str, Any]:
     """One row."""
-    fitted, held_out = build(cell, routing)
+    fitted, judge, choose = build(cell, routing)
     started, cpu = time.monotonic(), time.process_time()
     outcome = load(solver).solve(fitted, Limits(work=work, seconds=600.0))
     seconds, cpu = time.monotonic() - started, time.process_time() - cpu
-    if outcome.schedule is None or outcome.bound is None:
-        raise SystemExit(f"{cell.name}: {solver} found no schedule or no bound")
-    faults = [*check_schedule(fitted, outcome.schedule), *check_proofs(fitted, outcome.bound)]
-    if faults:
-        raise SystemExit(f"{cell.name}: {faults[0]}")
+    proving = time.process_time()
+    bound, wide = plan_bound(fitted)
+    proving = time.process_time() - proving
+    if outcome.schedule is None or bound is None or wide is None:
+        raise SystemExit(f"{cell.name}: {solver} found no schedule, or there is no bound")
+    for one in (bound, wide):
+        faults = [*check_schedule(fitted, outcome.schedule), *check_proofs(fitted, one)]
+        if faults:
+            raise SystemExit(f"{cell.name}: {faults[0]}")
     value = measure(fitted, replay(fitted, outcome.schedule))
-    other = measure(held_out, replay(held_out, outcome.schedule)) / held_out.scenarios.passes
-    baselines = {}
+    entries = {solver: outcome.schedule}
     for name in BACK_ENDS:
         backend = load(name)
         if Feature.RUNNABLE not in backend.features or Feature.BOUND in backend.features:
             continue
         found = backend.solve(fitted, Limits()).schedule
         if found is not None:
-            baselines[name] = measure(held_out, replay(held_out, found))
-    best = min(baselines, key=lambda name: baselines[name])
+            entries[name] = found
+    chosen = {name: measure(choose, replay(choose, one)) for name, one in entries.items()}
+    # the first of equals, and that is the solver
+    won = min(chosen, key=lambda name: chosen[name])
+    judged = {name: replay(judge, one).pass_ns for name, one in entries.items()}
+    best = min((name for name in judged if name != solver), key=lambda name: judged[name].sum())
+    own, other = (float(judged[name].mean()) for name in (won, best))
     each = value / fitted.scenarios.passes
     return {
         **asdict(cell),
+        "solver": solver,
         "name": cell.name,
         "label": cell.label,
-        "gap": (value - outcome.bound.value_ns) / value,
-        "bound_class": outcome.bound.policies,
-        "held_out": other / each - 1,
-        "beats": 1 - other * held_out.scenarios.passes / baselines[best],
+        "fitted_passes": fitted.scenarios.passes,
+        "judging_passes": judge.scenarios.passes,
+        "gap": (value - bound.value_ns) / value,
+        "price_of_information": (value - wide.value_ns) / value,
+        "bound_class": bound.policies,
+        "held_out": float(judged[solver].mean()) / each - 1,
+        "won": won,
+        "beats": 1 - own / other,
+        "paired_interval": _interval(judged[won] - judged[best]) / other,
         "best_baseline": best,
         "cpu_seconds": cpu,
         "wall_seconds": seconds,
+        "bound_cpu_seconds": proving,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "stop": outcome.stop.value,
+        "load_average": os.getloadavg()[0],
     }
+
+
+def _interval(differences: npt.NDArray[np.int64]) -> float:
+    """Half of the 95% interval of the mean of paired differences, by blocks of passes."""
+    blocks = [
+        float(differences[at : at + _BLOCK].mean()) for at in range(0, len(differences), _BLOCK)
+    ]
+    return 1.96 * statistics.stdev(blocks) / math.sqrt(len(blocks)) if len(blocks) > 1 else 0.0
 
 
 def line(row: dict[str, Any]) -> tuple[str, ...]:
     """A row as text."""
     return (
         row["name"],
+        str(row["fitted_passes"]),
         f"{row['gap']:.2%}",
+        f"{row['price_of_information']:.2%}",
         f"{row['held_out']:+.2%}",
-        f"{row['beats']:.1%}",
+        f"{row['beats']:.1%} ± {row['paired_interval']:.1%}",
         row["best_baseline"],
+        row["won"],
         f"{row['cpu_seconds']:.1f}",
-        f"{row['wall_seconds']:.1f}",
+        f"{row['bound_cpu_seconds']:.1f}",
         f"{row['peak_mib']:.0f}",
     )
 
 
 def summary(rows: list[dict[str, Any]]) -> list[str]:
-    """Median and worst by size of the group."""
+    """Median and worst by size of the group, and by shape."""
     text = []
-    for group in sorted({row["group"] for row in rows}):
-        own = [row for row in rows if row["group"] == group]
-        gaps = [row["gap"] for row in own]
-        drift = [row["held_out"] for row in own]
-        text.append(
-            f"{group} sequences, {len(own)} cells: gap median {statistics.median(gaps):.2%}, worst "
-            f"{max(gaps):.2%}; held out against fitted median {statistics.median(drift):+.2%}, "
-            f"worst {max(drift):+.2%}"
-        )
+    kinds = [("group", "sequences"), ("layers", "layers")]
+    for key, word in kinds:
+        for one in sorted({row[key] for row in rows}):
+            own = [row for row in rows if row[key] == one]
+            text.append(f"{one} {word}, {len(own)} cells: {_spread(own)}")
+    worse = [row["name"] for row in rows if row["beats"] < -max(row["paired_interval"], 0.005)]
+    text.append(
+        f"worse than the best baseline by more than the interval and 0.5%: {', '.join(worse) or 0}"
+    )
+    won = [f"{row['name']} ({row['won']})" for row in rows if row["won"] != row["solver"]]
+    text.append(f"a baseline won on the choosing set: {', '.join(won) or 0}")
     return text
+
+
+def _spread(rows: list[dict[str, Any]]) -> str:
+    parts = []
+    for name, word in (
+        ("gap", "gap"),
+        ("price_of_information", "price of information"),
+        ("held_out", "held out"),
+    ):
+        values = [row[name] for row in rows]
+        parts.append(f"{word} median {statistics.median(values):.2%}, worst {max(values):.2%}")
+    return "; ".join(parts)
 
 
 def losses(count: int, solver: str) -> str:
@@ -143,6 +207,8 @@ def write(folder: Path, rows: list[dict[str, Any]], text: list[str], settings: s
     table = [_COLUMNS, ("---",) * len(_COLUMNS), *(line(row) for row in rows)]
     body = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
     notes = "\n".join(f"- {entry}" for entry in text)
+    load = [row["load_average"] for row in rows]
+    notes += f"\n- load average of the machine meanwhile: {min(load):.1f} to {max(load):.1f}"
     kinds = "\n".join(
         f"- {label}" for label in sorted({f"{r['source']}: {r['label']}" for r in rows})
     )
@@ -154,7 +220,9 @@ def write(folder: Path, rows: list[dict[str, Any]], text: list[str], settings: s
 def main() -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cells", choices=("none", "few", "default", "all"), default="few")
+    parser.add_argument(
+        "--cells", choices=("none", "shapes", "few", "default", "all"), default="few"
+    )
     parser.add_argument("--solver", default="cpsat")
     parser.add_argument("--work", type=float, default=0.5)
     parser.add_argument("--small", type=int, default=30)
@@ -162,7 +230,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for solvers.json and solvers.md")
     options = parser.parse_args()
     routing = Path(options.routing) if options.routing else None
-    settings = f"{options.solver}, work limit {options.work}"
+    settings = (
+        f"{options.solver}, work limit {options.work}, seed 0, {platform.machine()}, "
+        f"{os.cpu_count()} CPUs"
+    )
     rows: list[dict[str, Any]] = []
     kept = options.out / "solvers.json" if options.out else None
     if kept is not None and kept.exists():
