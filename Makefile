@@ -22,8 +22,9 @@ help:
 demo: $(RUN_STAMP)
 	$(BIN)/python examples/demo.py
 
+# Two processes, a file of tests to one of them: tests of a file share what they make.
 test: $(DEV_STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 coverage: $(DEV_STAMP)
 	$(BIN)/python -m pytest --cov --cov-report=term

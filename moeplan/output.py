@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 from planner.documents import printable
 from solvers.errors import InputError, MoeplanError, RunError
@@ -197,9 +198,16 @@ class Reporter:
         return Console(file=self._stdout, width=width, highlight=False, soft_wrap=False)
 
     def show(self, renderable: Any) -> None:
-        """Print for people: text or anything that rich draws."""
-        if not self.as_json:
-            self.console.print(renderable)
+        """Print for people: text or anything that rich draws.
+
+        Text with a word longer than a line (a path) is left to the terminal to wrap: a path that
+        was cut could not be copied.
+        """
+        if self.as_json:
+            return
+        words = renderable.plain.split() if isinstance(renderable, Text) else ()
+        long = max(map(len, words), default=0) > self.console.width
+        self.console.print(renderable, soft_wrap=long)
 
     def show_text(self, text: str) -> None:
         """Print text for people as it is, neither wrapped nor marked up."""

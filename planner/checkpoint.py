@@ -130,7 +130,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         If the model is of a kind that is not known, or has no experts.
     """
     if not is_dir(folder):
-        what = "is a file" if exists(folder) else "no such folder"
+        what = "is no folder" if exists(folder) else "no such folder"
         raise _fault(folder, f"{what}; a checkpoint folder was expected")
     config = load_config(folder / "config.json")
     try:

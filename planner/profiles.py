@@ -45,7 +45,7 @@ def load_profile(folder: Path) -> Profile:
         If a document was changed after the profile was made.
     """
     if not is_dir(folder):
-        what = "is a file, not the folder of a profile" if exists(folder) else "no such folder"
+        what = "is no folder of a profile" if exists(folder) else "no such folder"
         raise DocumentError(f"{folder}: {what}; make one with 'moeplan profile'")
     index = load_document(ProfileIndex, folder / "profile.json")
     hardware = load_document(Hardware, folder / "hardware.json")

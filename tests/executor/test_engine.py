@@ -557,5 +557,5 @@ def test_a_file_is_no_checkpoint_whatever_the_plan_was_made_from(
 ) -> None:
     file = tmp_path / "config.json"
     file.write_text("{}")
-    with pytest.raises(CheckpointError, match="is a file; a checkpoint folder was expected"):
+    with pytest.raises(CheckpointError, match="is no folder; a checkpoint folder was expected"):
         Engine.from_plan(plan, checkpoint=file)

@@ -14,9 +14,10 @@ import time
 import jsonschema
 import pytest
 import typer
+from rich.text import Text
 
 from moeplan import cli
-from moeplan.output import EXIT_CODES, Steps, exit_code
+from moeplan.output import EXIT_CODES, Reporter, Steps, exit_code
 from planner.documents import DOCUMENTS, Workload, to_json
 from solvers import errors
 
@@ -132,6 +133,17 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     _raising(ZeroDivisionError("a bug"), monkeypatch)
     with pytest.raises(ZeroDivisionError):
         cli.main(["fail"])
+
+
+def test_a_path_longer_than_a_line_is_not_cut(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    path = "/" + "x" * 40
+    Reporter(False).show(Text(f"The report is in {path}"))
+    assert f" {path}\n" in capsys.readouterr().out
+    Reporter(False).show(Text("several words that are wrapped as ever"))
+    assert capsys.readouterr().out == "several words that are wrapped\nas ever\n"
 
 
 def test_progress_without_a_terminal_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,7 +232,7 @@ def test_folders_are_refused_before_the_work(
 
 def test_a_file_is_no_profile(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text("{}")
-    with pytest.raises(DocumentError, match=r"is a file, not the folder of a profile; make one"):
+    with pytest.raises(DocumentError, match=r"is no folder of a profile; make one"):
         load_profile(tmp_path / "plan.json")
 
 

@@ -97,7 +97,8 @@ def test_a_plan_in_words(plan: Plan) -> None:
         "tokens/s 200 (180 to 210) in all, 200 in decode alone",
         "waits 15% of the time: 0% for dense parts, 15% for experts",  # 6 of 40 ms
         "stopped at its limit of time or work",
-        "Bound, for plans with n x b = 2 x 2 only: no plan that fixes its sets",
+        "Bound, for plans with n x b = 2 x 2 only: no plan whose copies ahead and their order are "
+        "fixed before routing is known, without caching,",
         "takes less than 4.8 ms a token; gap 4.00%: no more than this can be saved with these",
         "klotski 1.20 times that, all-experts 2.00 times that",  # 6 and 10 over 5
     ):

@@ -37,6 +37,7 @@ from planner.documents import (
     parse_document,
 )
 from planner.documents.costs import OperationKind
+from planner.documents.model import StoredShares
 
 # Strategies ----------------------------------------------------------------------------------
 # One strategy for each document, read off its type hints; the classes whose fields depend on
@@ -144,6 +145,7 @@ SPECIAL: dict[Any, st.SearchStrategy[Any]] = {
         lambda three: Range(sorted(three)[1], sorted(three)[0], sorted(three)[2])
     ),
     tuple[LayerSpec, ...]: layer_tuples(),
+    StoredShares: st.builds(StoredShares, *[st.floats(1e-6, 1)] * 3),
     tuple[Tier, ...]: st.just((Tier("disk", 5, "measured"),)),
     dict[OperationKind, Curve]: st.fixed_dictionaries({kind: curves() for kind in ALL_KINDS}),
 }
