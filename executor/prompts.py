@@ -160,6 +160,9 @@ def check_stop(
     tokens = frozenset(one for one in stop if not isinstance(one, str))
     if "" in texts:
         raise OptionError("an empty text cannot stop a sequence")
+    for text in texts:
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise OptionError(f"stop text {text!r} is not UTF-8, which every output is")
     for token in tokens:
         if not 0 <= token < vocab_size:
             raise OptionError(

@@ -16,6 +16,7 @@ from solvers.errors import OptionError
 
 __all__ = ["SCRATCH_BYTES", "Sampler", "Sampling"]
 
+LEAST_TEMPERATURE = 1e-6
 SCRATCH_BYTES = 40
 """Temporaries for each entry of the vocabulary while one token is drawn: scores twice, sorted ones
 with their places, sums of probabilities and masks."""
@@ -53,6 +54,11 @@ class Sampling:
             raise OptionError(
                 f"temperature {self.temperature} is not above 0; without one, the likeliest token "
                 "is taken"
+            )
+        if self.temperature < LEAST_TEMPERATURE:
+            raise OptionError(
+                f"temperature {self.temperature} is below {LEAST_TEMPERATURE}, and logits divided "
+                "by it may be no numbers any more; without one, the likeliest token is taken"
             )
         if self.top_k is not None and self.top_k < 1:
             raise OptionError(f"top-k {self.top_k} keeps no token; 1 or more are needed")

@@ -262,9 +262,7 @@ def _refine(reporter: Reporter, folder: Path, trace_file: Path, out: Path) -> No
     from profiler.written import check_out, write_refined
 
     loaded = load_profile(folder)
-    same = out.resolve() == folder.resolve()
-    if not same:
-        check_new_folder(out, "--out", [folder, trace_file])
+    check_new_folder(out, "--out", [folder, trace_file])
     check_out(out)
     found = refine(loaded, load_document(Trace, trace_file))
     index = write_refined(loaded, found, out)
@@ -276,8 +274,7 @@ def _refine(reporter: Reporter, folder: Path, trace_file: Path, out: Path) -> No
             "operation and held against the rest."
         )
     )
-    replaced = " (replaced: plans made from the old one must be made anew)"
-    reporter.show(Text(f"The corrected profile is in {out}{replaced if same else ''}"))
+    reporter.show(Text(f"The corrected profile is in {out}; plan from it anew"))
     reporter.result(
         {
             "profile": str(out),

@@ -69,6 +69,10 @@ def predictors(
             raise OptionError(f"--against {against}: holds the same routing; give another one")
         judged.append((str(against), others, None))
         judging.append(other.sequences)
+    if group > min(judging):
+        raise OptionError(
+            f"--group {group}: there are only {min(judging)} sequences to judge by; give fewer"
+        )
     tables = tables_of(arrays, fitted, trace.experts)
     results = []
     for (name, where, members), sequences in zip(judged, judging, strict=True):

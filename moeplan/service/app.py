@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from moeplan.service.guard import Guard, GuardSettings, problem_answer, wants_page
 from moeplan.service.metrics import Metrics
@@ -98,8 +99,10 @@ def create_app(
         settings.guard.token_required,
     )
     own = (documents, plans, exports, jobs, system)
-    for router in (*(module.router for module in own), *ROUTERS):
+    routers = (*(module.router for module in own), *ROUTERS)
+    for router in routers:
         app.include_router(router)
+    app.state.routes = [route for router in routers for route in router.routes]
     app.add_exception_handler(RequestValidationError, _not_valid)
     app.add_exception_handler(StarletteHTTPException, _http)
     app.add_exception_handler(MoeplanError, _ours)
@@ -163,10 +166,21 @@ async def _http(request: Request, error: Exception) -> Response:
     if isinstance(detail, dict):
         return _answer(request, detail, headers)
     field = "method" if error.status_code == 405 else "path"
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(_methods(request))
     named = {404: "missing", 405: "method"}.get(error.status_code, "http")
     said = f"{request.method} {request.url.path[:200]}: {detail}"
     body = problem(error.status_code, named, str(detail), said, field)
     return _answer(request, body, headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """What may be done at a path: several routes may have it, each with its methods."""
+    found: set[str] = set()
+    for route in request.app.state.routes:
+        if route.matches(request.scope)[0] is not Match.NONE:
+            found |= set(getattr(route, "methods", None) or ())
+    return sorted(found | ({"HEAD"} if "GET" in found else set()))
 
 
 async def _ours(request: Request, error: Exception) -> Response:

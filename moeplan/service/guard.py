@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 from fastapi.exceptions import HTTPException
 from starlette.concurrency import run_in_threadpool
@@ -117,9 +117,11 @@ class Guard:
                 await answer(scope, receive, guarded)
             else:
                 limit = self._limit(scope["path"])
-                await self._app(scope, _counted(receive, limit), guarded)
+                await self._app(_as_get(scope), _counted(receive, limit), guarded)
         finally:
-            route = getattr(scope.get("route"), "path", None) or "unknown"
+            # what is asked for its head alone runs in a scope of its own
+            found = (scope.get("moeplan.get") or scope).get("route")
+            route = getattr(found, "path", None) or "unknown"
             spent = time.perf_counter() - started
             self._metrics.request(scope["method"], route, status, spent)
 
@@ -131,12 +133,17 @@ class Guard:
         """The first reason not to pass a request on."""
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        name = urlsplit(f"//{host}").hostname if _plain_host(host) else None
+        named = _split(f"//{host}") if _plain_host(host) else None
+        if host and named is None:
+            said = f"host {host[:100]!r} is no name of a host"
+            return Refusal(403, "host", "No host's name", said, "header.host")
+        name = None if named is None else named.hostname
         if not self._settings.token_required and not is_loopback(name or ""):
             said = f"host {host[:100]!r} is not this machine's loopback"
             return Refusal(403, "host", "Another host's name", said, "header.host")
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        page = None if origin is None else _split(origin)
+        if origin is not None and (page is None or page.netloc != host):
             said = f"asked by a page of {origin[:100]!r}"
             return Refusal(403, "origin", "Another site's page", said, "header.origin")
         if self._settings.token_required and not _open_to_all(scope["path"]):
@@ -188,6 +195,16 @@ class Guard:
         return None
 
 
+def _as_get(scope: Scope) -> Scope:
+    """HEAD asks for what GET would say, without the body, which the server leaves out. A stream of
+    events has no end, so its head cannot be asked for."""
+    if scope["method"] != "HEAD" or scope["path"].endswith("/events"):
+        return scope
+    get: Scope = {**scope, "method": "GET"}
+    scope["moeplan.get"] = get
+    return get
+
+
 _READING = ("GET", "HEAD", "OPTIONS")
 
 
@@ -214,6 +231,16 @@ def _told(refused: Refusal, scope: Scope) -> Response:
         there = f"/login?next={quote(after, safe='')}" if scope["method"] == "GET" else "/login"
         return RedirectResponse(there, 303, headers=_CLOSE)
     return problem_answer(problem_of(refused), {**refused.headers, **_CLOSE})
+
+
+def _split(url: str) -> SplitResult | None:
+    """Its parts; None where it is no address (a bracket that is not closed)."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.hostname, parts.port
+    except ValueError:
+        return None
+    return parts
 
 
 def _plain_host(host: str) -> bool:

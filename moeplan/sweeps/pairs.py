@@ -16,6 +16,7 @@ from moeplan.service.store.documents import Entry
 from moeplan.sweeps.task import Packed, packed_of
 from planner.documents import Machine, ModelSpec, Workload
 from planner.drawn_routing import DrawnRouting, draw_routing
+from planner.encode import DTYPE_BYTES
 from planner.model_spec import read_model
 from planner.offline import check_budget, choose_dtype, largest_budget, offline_profile
 from planner.profiles import Profile
@@ -86,7 +87,13 @@ class Asked:
         ------
         OptionError
             Naming the option.
+        InputError
+            If no model at all can have this routing: then it is not a pair's fault.
         """
+        if self.dtype is not None and self.dtype not in DTYPE_BYTES:
+            raise OptionError(
+                f"--dtype {self.dtype!r} is unknown; choose from {', '.join(DTYPE_BYTES)}"
+            )
         try:
             self.inputs("0" * 64, self.budgets[0])
         except ValidationError as error:
@@ -94,6 +101,15 @@ class Asked:
             name = str(fault["loc"][-1])
             option = _OPTIONS.get(name, f"--{name.replace('_', '-')}")
             raise OptionError(f"{option} {fault['input']}: {fault['msg'].lower()}") from error
+        refused = None
+        for model in self.models:
+            if isinstance(model.found, ModelSpec):
+                drawn = _routing(self, model)
+                if isinstance(drawn, DrawnRouting):
+                    return
+                refused = refused or drawn
+        if refused is not None:
+            raise refused
 
     def inputs(self, profile_hash: str, memory_bytes: int) -> dict[str, Any]:
         """Of the service's job for the same plan, so that either finds what the other made.

@@ -152,6 +152,7 @@ def test_no_room_to_draw(checkpoint_of: Callable[..., Path], helpers: Any) -> No
         ({"temperature": 0.0}, "temperature 0.0 is not above 0"),
         ({"temperature": float("nan")}, "temperature nan"),
         ({"temperature": float("inf")}, "temperature inf"),
+        ({"temperature": 1e-40}, "temperature 1e-40 is below 1e-06"),
         ({"top_k": 0}, "top-k 0 keeps no token"),
         ({"top_p": 0.0}, "top-p 0.0"),
         ({"top_p": 1.0}, "leave it out to keep all"),

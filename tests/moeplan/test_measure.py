@@ -97,14 +97,13 @@ def test_refining_writes_a_new_profile_and_keeps_the_old(
     assert "plan" in said
 
 
-def test_refining_may_take_the_old_ones_place(
-    made: SimpleNamespace, trace: Path, command_json: Json, tmp_path: Path
+def test_refining_never_takes_the_old_ones_place(
+    made: SimpleNamespace, trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = tmp_path / "profile"
-    shutil.copytree(made.profile, own)
-    command_json("profile", own, "--refine", trace, "--out", own)
-    assert load_profile(own).costs != load_profile(made.profile).costs
-    assert contents(own).keys() == contents(made.profile).keys()
+    before = contents(made.profile)
+    said = refused(capsys, "profile", made.profile, "--refine", trace, "--out", made.profile)
+    assert "is one of the inputs" in said
+    assert contents(made.profile) == before
 
 
 def test_a_profile_that_was_changed_is_not_refined(

@@ -288,10 +288,24 @@ def test_events_of_a_job_that_has_ended(
     assert client.get(f"{href}/events", headers={"Last-Event-ID": "2"}).text == ""
 
 
+def test_methods_are_those_of_all_routes_of_a_path(client: TestClient) -> None:
+    for path in ("/v1/plans", "/v1/traces"):
+        answer = client.put(path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, POST")
+    for path in ("/healthz", "/v1/plans", "/plans"):
+        head, whole = client.head(path), client.get(path)
+        assert (head.status_code, head.headers["content-type"]) == (
+            200,
+            whole.headers["content-type"],
+        )
+
+
 def test_pages_elsewhere_are_not_answered(client: TestClient) -> None:
     refused(client.get("/v1/plans", headers={"host": "evil.example"}), 403, "header.host")
     refused(client.get("/v1/plans", headers={"host": "127.0.0.1@evil"}), 403, "header.host")
-    for origin in ("http://evil.example", "null", "http://127.0.0.1:2"):
+    for host in ("[::1", "[x]", "127.0.0.1:x"):
+        refused(client.get("/healthz", headers={"host": host}), 403, "header.host")
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:2", "http://[", "http://[::1"):
         answer = client.post("/v1/plans", json={}, headers={"origin": origin})
         refused(answer, 403, "header.origin")
     own = {"origin": "http://127.0.0.1:1"}
