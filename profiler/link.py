@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
+from statistics import mean
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from planner.documents.base import Source
 from profiler.bench import Bench
 from profiler.curves import drifting, figure
 
-__all__ = ["CopySample", "LinkFit", "copies_alone", "fit_link"]
+__all__ = ["CopySample", "LinkFit", "copies_alone", "fit_link", "one_moment"]
 
 _AT_ONCE = 6
 """Copies that are one moment of the disk."""
@@ -65,6 +66,21 @@ def copies_alone(bench: Bench, order: Random) -> list[CopySample]:
         chunks = -(-size // policy.chunk_bytes)
         samples.append(CopySample(chunks, round(size * share), event.end_ns - event.start_ns))
     return samples
+
+
+def one_moment(samples: Sequence[CopySample]) -> list[CopySample]:
+    """Copies made one right after the other, each with the mean duration of its shape.
+
+    Single ones tell little of what many take: a drive's cache, or a kernel that holds reads to a
+    bandwidth, lets some through at once and holds back others for it.
+    """
+    durations: dict[tuple[int, int], list[int]] = {}
+    for one in samples:
+        durations.setdefault((one.chunks, one.size_bytes), []).append(one.duration_ns)
+    return [
+        replace(one, duration_ns=round(mean(durations[one.chunks, one.size_bytes])))
+        for one in samples
+    ]
 
 
 def fit_link(samples: Sequence[CopySample], source: Source = "measured") -> LinkFit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -30,7 +31,7 @@ from profiler.compute import Cell, decode_cells, measure_cell, prefill_cells
 from profiler.contention import Turn, contend, kind_ratios, slowdowns
 from profiler.curves import drifting, figure, fit_curve, fit_surface
 from profiler.layout import BenchPlan, Layout
-from profiler.link import CopySample, copies_alone, fit_link
+from profiler.link import CopySample, copies_alone, fit_link, one_moment
 from profiler.machine import describe_machine
 from profiler.observed import Observed, between_passes_ns, turns_of
 from profiler.samples import PassSamples
@@ -58,7 +59,9 @@ class Effort:
         Times that everything is measured, one after the other: what the machine does in one moment
         does not decide about one point.
     fills
-        Times that the channel fills its slots, for each chunk size.
+        Moments in which the channel fills its slots, for each chunk size.
+    moment_ns
+        The least that each of them lasts: slots are filled again and again.
     turns, passes
         Of contention: alternations, and passes in each.
     """
@@ -66,6 +69,7 @@ class Effort:
     cell_ns: int = 100_000_000
     rounds: int = 2
     fills: int = 3
+    moment_ns: int = 200_000_000
     turns: int = 2
     passes: int = 4
 
@@ -159,18 +163,28 @@ class Measurement:
             if plan is None:
                 continue
             expert = self.model.layers[plan.moe_layer].expert_bytes
-            estimate = slots * expert * (self.effort.fills + 1) // 1 + 200_000_000
+            moment = max(slots * expert, self.effort.moment_ns)
+            estimate = slots * expert + moment * self.effort.fills + 200_000_000
 
             def task(plan: BenchPlan = plan) -> None:
                 with self._bench(plan) as bench:
                     # first touches of the slots' pages, which a run has behind it
                     copies_alone(bench, self.order)
                     for _ in range(self.effort.fills):
-                        self.copies += copies_alone(bench, self.order)
+                        self.copies += self._copies_for_a_moment(bench)
                         self.reference.take()
 
             return [Task(f"copies in pieces of {chunk >> 10} KiB", estimate, task)]
         return []
+
+    def _copies_for_a_moment(self, bench: Bench) -> list[CopySample]:
+        """As long as a kernel's accounting of reads takes, where one fill is shorter; a share of
+        them, so that small experts do not outweigh their moments."""
+        begin, copies = time.perf_counter_ns(), copies_alone(bench, self.order)
+        fill = len(copies)
+        while time.perf_counter_ns() - begin < self.effort.moment_ns:
+            copies += copies_alone(bench, self.order)
+        return one_moment(copies)[:fill]
 
     # --- computation --------------------------------------------------------------------------
 

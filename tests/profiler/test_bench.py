@@ -17,7 +17,7 @@ from profiler.bench import Bench, Tokens, assign_rows
 from profiler.compute import Cell
 from profiler.contention import Turn, contend, slowdowns
 from profiler.layout import Layout, first_layers
-from profiler.link import CopySample, copies_alone, fit_link
+from profiler.link import CopySample, copies_alone, fit_link, one_moment
 
 LARGE = 1 << 30
 
@@ -139,6 +139,13 @@ def test_a_link_is_a_latency_and_a_bandwidth() -> None:
     assert fit.latency_ns.value == pytest.approx(5_000)
     assert fit.bandwidth_bytes_per_second.value == pytest.approx(5e8)
     assert fit.held_out_error == pytest.approx(0, abs=1e-9)
+
+
+def test_a_moment_is_worth_its_mean() -> None:
+    # of a throttled disk: two of three reads pass at once, the third waits for all
+    copies = [CopySample(1, 100, 10), CopySample(1, 100, 10), CopySample(1, 100, 280)]
+    other = CopySample(2, 500, 70)
+    assert one_moment([*copies, other]) == [CopySample(1, 100, 100)] * 3 + [other]
 
 
 def test_one_shape_of_copy_gives_bandwidth_alone() -> None:
