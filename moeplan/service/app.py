@@ -35,6 +35,8 @@ Upload a profile (`POST /v1/profiles`), ask for a plan (`POST /v1/plans`), watch
 their canonical JSON and never change. A refusal is `application/problem+json` and names the field.
 """
 
+_ROUTERS = (*(module.router for module in (documents, plans, exports, jobs, system)), *ROUTERS)
+
 
 @dataclass(frozen=True, slots=True)
 class AppSettings:
@@ -98,11 +100,8 @@ def create_app(
         settings.most_streams,
         settings.guard.token_required,
     )
-    own = (documents, plans, exports, jobs, system)
-    routers = (*(module.router for module in own), *ROUTERS)
-    for router in routers:
+    for router in _ROUTERS:
         app.include_router(router)
-    app.state.routes = [route for router in routers for route in router.routes]
     app.add_exception_handler(RequestValidationError, _not_valid)
     app.add_exception_handler(StarletteHTTPException, _http)
     app.add_exception_handler(MoeplanError, _ours)
@@ -177,7 +176,7 @@ async def _http(request: Request, error: Exception) -> Response:
 def _methods(request: Request) -> list[str]:
     """What may be done at a path: several routes may have it, each with its methods."""
     found: set[str] = set()
-    for route in request.app.state.routes:
+    for route in (route for router in _ROUTERS for route in router.routes):
         if route.matches(request.scope)[0] is not Match.NONE:
             found |= set(getattr(route, "methods", None) or ())
     return sorted(found | ({"HEAD"} if "GET" in found else set()))

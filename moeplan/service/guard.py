@@ -95,6 +95,7 @@ class Guard:
             return
         started = time.perf_counter()
         status = 500
+        inner = _as_get(scope)
 
         async def guarded(message: Message) -> None:
             nonlocal status
@@ -117,11 +118,9 @@ class Guard:
                 await answer(scope, receive, guarded)
             else:
                 limit = self._limit(scope["path"])
-                await self._app(_as_get(scope), _counted(receive, limit), guarded)
+                await self._app(inner, _counted(receive, limit), guarded)
         finally:
-            # what is asked for its head alone runs in a scope of its own
-            found = (scope.get("moeplan.get") or scope).get("route")
-            route = getattr(found, "path", None) or "unknown"
+            route = getattr(inner.get("route"), "path", None) or "unknown"
             spent = time.perf_counter() - started
             self._metrics.request(scope["method"], route, status, spent)
 
@@ -200,9 +199,7 @@ def _as_get(scope: Scope) -> Scope:
     events has no end, so its head cannot be asked for."""
     if scope["method"] != "HEAD" or scope["path"].endswith("/events"):
         return scope
-    get: Scope = {**scope, "method": "GET"}
-    scope["moeplan.get"] = get
-    return get
+    return {**scope, "method": "GET"}
 
 
 _READING = ("GET", "HEAD", "OPTIONS")
