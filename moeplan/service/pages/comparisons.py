@@ -14,12 +14,7 @@ from moeplan.output import human_bytes, human_number, human_time
 from moeplan.service.pages.charts import Axis, Point, chart
 from moeplan.service.pages.lists import add_form, add_list
 from moeplan.service.pages.render import page
-from moeplan.service.routes.common import (
-    Context,
-    Digest,
-    Service,
-    found,
-)
+from moeplan.service.routes.common import Context, Digest, Service, found
 from moeplan.words import objective_value
 from planner.documents import Workload
 

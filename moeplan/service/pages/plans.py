@@ -27,12 +27,7 @@ from moeplan.service.pages.render import page
 from moeplan.service.pages.sides import expert_words, figures
 from moeplan.service.problems import Refusal
 from moeplan.service.requests import ExplainRequest
-from moeplan.service.routes.common import (
-    Context,
-    Digest,
-    Service,
-    found,
-)
+from moeplan.service.routes.common import Context, Digest, Service, found
 from moeplan.service.routes.plans import explain_inputs
 from moeplan.service.store import Kept
 from moeplan.service.store.jobs import job_id
