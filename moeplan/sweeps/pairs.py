@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ __all__ = ["Asked", "Model", "Pair", "Prepared", "pairs", "read_models"]
 _OPTIONS = {"time_limit_seconds": "--time-limit", "memory_bytes": "--budgets"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Model:
     """One of ``--models``: its document, or why there is none."""
 
@@ -45,7 +46,7 @@ class Model:
         return path.parent.name if path.name == "config.json" else path.stem
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Asked:
     """A sweep.
 
@@ -214,6 +215,8 @@ def pairs(asked: Asked) -> Iterator[Pair]:
                 index += 1
 
 
+# the last one is kept: what ``check`` drew is what the first pair wants
+@functools.lru_cache(maxsize=1)
 def _routing(asked: Asked, model: Model) -> DrawnRouting | InputError:
     if isinstance(model.found, UnsupportedError):
         return model.found
