@@ -180,11 +180,10 @@ class Candidate:
 
     def both_bounds(self) -> tuple[Bound | None, Bound | None]:
         """Likewise for schedules without caching, of the classes ``plan`` (where that does not take
-        long) and ``clairvoyant``."""
-        problem = self.problem("judge")
-        if problem.measure != "time":
+        long) and ``clairvoyant``; None where the objective is not a time."""
+        if self.objective.measure != "time":
             return None, None
-        return plan_bound(problem, _BOUND_STAGES)
+        return plan_bound(self.problem("judge"), _BOUND_STAGES)
 
     def score(self, which: SetName, schedule: Schedule) -> float:
         """The objective of a schedule on one set, in its unit."""

@@ -47,6 +47,19 @@ def test_one_row_for_each_pair(small_profile: Any) -> None:
     assert rows[0].objective_value <= rows[1].objective_value * 1.01
 
 
+def test_no_price_of_information_where_the_objective_is_not_a_time(small_profile: Any) -> None:
+    budget = smallest_budget_bytes(small_profile, WORKLOAD) + small_profile.model.expert_bytes // 3
+    (row,) = compare(
+        small_profile,
+        WORKLOAD,
+        memory_bytes=budget,
+        solvers=("on-demand",),
+        objectives=("peak-memory",),
+    )
+    assert row.bound == row.objective_value == row.peak_bytes
+    assert row.plan_bound is row.clairvoyant_bound is row.price_of_information is None
+
+
 def test_klotski_batches_grow_with_slower_copies(profile_factory: Any) -> None:
     workload = Workload(512, 16, 8)
     # context in mid-decode 16 + 1 + 4 = 21: attention of one sequence 40,000 + 210 ns, router
