@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from moeplan.service.guard import Guard, GuardSettings, problem_answer, wants_page
+from moeplan.service.guard import Guard, GuardSettings, has_head, problem_answer, wants_page
 from moeplan.service.metrics import Metrics
 from moeplan.service.pages import ROUTERS, problem_page
 from moeplan.service.problems import Refusal, problem, problem_of
@@ -179,7 +179,9 @@ def _methods(request: Request) -> list[str]:
     for route in (route for router in _ROUTERS for route in router.routes):
         if route.matches(request.scope)[0] is not Match.NONE:
             found |= set(getattr(route, "methods", None) or ())
-    return sorted(found | ({"HEAD"} if "GET" in found else set()))
+    if "GET" in found and has_head(request.url.path):
+        found.add("HEAD")
+    return sorted(found)
 
 
 async def _ours(request: Request, error: Exception) -> Response:

@@ -24,7 +24,15 @@ from moeplan.service.metrics import Metrics
 from moeplan.service.problems import MEDIA_TYPE, Refusal, problem_of
 from moeplan.service.store import Store
 
-__all__ = ["COOKIE", "Guard", "GuardSettings", "is_loopback", "problem_answer", "wants_page"]
+__all__ = [
+    "COOKIE",
+    "Guard",
+    "GuardSettings",
+    "has_head",
+    "is_loopback",
+    "problem_answer",
+    "wants_page",
+]
 
 COOKIE = "moeplan_token"
 """What a browser that has logged in sends: an API token that no script can read."""
@@ -194,10 +202,14 @@ class Guard:
         return None
 
 
+def has_head(path: str) -> bool:
+    """Whether the head of what GET gives can be asked for: a stream of events has no end."""
+    return not path.endswith("/events")
+
+
 def _as_get(scope: Scope) -> Scope:
-    """HEAD asks for what GET would say, without the body, which the server leaves out. A stream of
-    events has no end, so its head cannot be asked for."""
-    if scope["method"] != "HEAD" or scope["path"].endswith("/events"):
+    """HEAD asks for what GET would say, without the body, which the server leaves out."""
+    if scope["method"] != "HEAD" or not has_head(scope["path"]):
         return scope
     return {**scope, "method": "GET"}
 
