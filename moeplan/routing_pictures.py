@@ -55,6 +55,16 @@ class RoutingView:
         return popularity(self.arrays, self.trace.experts)
 
     @cached_property
+    def covered(self) -> Floats:
+        """Share of choices that the K most popular experts have, [layers, experts]."""
+        return coverage(self.shares)
+
+    @cached_property
+    def even(self) -> Floats:
+        """How many experts chosen alike would be as undecided, [layers]."""
+        return effective_experts(self.shares)
+
+    @cached_property
     def following(self) -> Floats:
         """P(f in the next layer / e), [layers - 1, experts, experts]."""
         return coactivation(self.arrays, self.trace.experts)
@@ -124,8 +134,7 @@ def _shade(times: float) -> str:
 def routing_summary(view: RoutingView) -> dict[str, Any]:
     """What scripts ask of routing statistics."""
     trace, shares = view.trace, view.shares
-    covered, even = coverage(shares), effective_experts(shares)
-    most = covered.shape[1]
+    most = view.covered.shape[1]
     places = sorted({min(k, most) for k in (trace.top_k, most // 4 or 1, most // 2 or 1)})
     return {
         "source": trace.source,
@@ -137,8 +146,8 @@ def routing_summary(view: RoutingView) -> dict[str, Any]:
             {
                 "layer": layer,
                 "popularity": shares[row].tolist(),
-                "effective_experts": float(even[row]),
-                "coverage": {str(k): float(covered[row, k - 1]) for k in places},
+                "effective_experts": float(view.even[row]),
+                "coverage": {str(k): float(view.covered[row, k - 1]) for k in places},
                 "activated": {
                     str(size): float(view.active[at, row]) for at, size in enumerate(view.sizes)
                 },
@@ -236,7 +245,7 @@ def _coverage_chart(view: RoutingView) -> Chart:
         "Coverage",
         "experts kept in each layer",
         "share of choices",
-        (*_spread("", kept, coverage(view.shares).T), chance),
+        (*_spread("", kept, view.covered.T), chance),
         "Share of all choices that fall on the K most popular experts of their layer: what keeping "
         "them on the device would save of copies, for one token at a time.",
     )
@@ -259,14 +268,13 @@ def _activation_chart(view: RoutingView) -> Chart:
 
 
 def _layer_table(view: RoutingView) -> TableOf:
-    covered, even = coverage(view.shares), effective_experts(view.shares)
     quarter = max(view.trace.experts // 4, 1)
     rows = [
         (
             str(layer),
             f"{view.shares[row].max() * view.trace.experts:.2f} x",
-            f"{even[row]:.1f}",
-            f"{covered[row, quarter - 1]:.0%}",
+            f"{view.even[row]:.1f}",
+            f"{view.covered[row, quarter - 1]:.0%}",
             f"{view.bits[row]:.2f}" if row < len(view.bits) else "–",
             "–" if view.apart is None else f"{view.apart[row]:.2f}",
         )
