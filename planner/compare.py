@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from planner.documents import Plan, Workload
+from planner.encode import Factors
 from planner.groups import candidates
 from planner.objectives import objective_named
 from planner.profiles import Profile
@@ -15,6 +16,9 @@ from planner.solve import OBJECTIVES, SOLVERS, make_plan
 from solvers.registry import BOUNDS, Feature, Limits, load
 
 __all__ = ["COMPARED", "BoundRow", "ComparisonRow", "compare", "compare_bound"]
+
+_Proven = tuple[str, int, int, int, Factors]
+"""Objective, n, b, bytes of a copy's piece, and slowdown: what bounds are proven for."""
 
 COMPARED: tuple[str, ...] = (*SOLVERS, *BOUNDS)
 """What can be compared: solvers, and bounds that are no candidates."""
@@ -107,6 +111,7 @@ def compare(
         As ``make_plan``.
     """
     rows: list[ComparisonRow] = []
+    proven: dict[_Proven, tuple[float | None, float | None]] = {}
     for objective in objectives:
         for solver in solvers:
             if progress is not None:
@@ -126,7 +131,7 @@ def compare(
                 tolerance=tolerance,
             )
             spent = time.monotonic() - started
-            own, known = _bounds(plan, profile)
+            own, known = _bounds(plan, profile, proven)
             rows.append(
                 ComparisonRow(
                     solver=solver,
@@ -179,13 +184,24 @@ def compare_bound(
     return BoundRow(solver, objective, value_or_none, n, b, time.monotonic() - started)
 
 
-def _bounds(plan: Plan, profile: Profile) -> tuple[float | None, float | None]:
-    """Of the classes ``plan`` and ``clairvoyant``; see ``ComparisonRow``."""
+def _bounds(
+    plan: Plan, profile: Profile, proven: dict[_Proven, tuple[float | None, float | None]]
+) -> tuple[float | None, float | None]:
+    """Of the classes ``plan`` and ``clairvoyant``; see ``ComparisonRow``.
+
+    ``proven`` keeps them: within a comparison they follow from the objective and the group alone,
+    and take longer than most plans.
+    """
     if plan.bound is None or plan.policy.eviction != "none":
         return None, None
     candidate = candidate_of(plan, profile)
-    own, known = (
-        None if bound is None else candidate.value("judge", bound.value_ns)
-        for bound in candidate.both_bounds()
-    )
-    return own, known
+    encoding = candidate.encoding
+    shape = encoding.n_batches, encoding.batch_size, encoding.chunk_bytes
+    key = (plan.objective_name, *shape, candidate.factors)
+    if key not in proven:
+        own, known = (
+            None if bound is None else candidate.value("judge", bound.value_ns)
+            for bound in candidate.both_bounds()
+        )
+        proven[key] = own, known
+    return proven[key]
