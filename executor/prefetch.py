@@ -22,19 +22,18 @@ __all__ = ["Prefetcher", "learned_tables"]
 _log = logging.getLogger(__name__)
 
 
-def learned_tables(plan: Plan, model: ModelSpec, profile: Path | None) -> Tables:
+def learned_tables(plan: Plan, model: ModelSpec, profile: Path | None) -> Tables | None:
     """What the plan's profile has counted, where it lies where ``profile`` or the plan says.
 
-    Without it, predictors begin with nothing and learn.
+    Without it, predictors begin with nothing and learn; None where the plan has no predictor.
     """
-    routers = [spec for spec in model.layers if spec.experts]
-    experts = max((spec.experts for spec in routers), default=0)
-    folder = profile or Path(plan.locations.profile)
     if all(layer.predictor == "plan" for layer in plan.policy.layers):
-        return Tables.empty(len(routers), experts)
+        return None
+    experts = max(spec.experts for spec in model.layers)
+    folder = profile or Path(plan.locations.profile)
     if not lies_at(folder):
         _log.warning("moeplan: without the plan's profile its predictors begin with nothing")
-        return Tables.empty(len(routers), experts)
+        return Tables.empty(len(model.moe_layers), experts)
     return Tables.of(load_profile(folder).arrays, experts)
 
 
@@ -55,7 +54,7 @@ class Prefetcher:
         self._operations, self._tables = device.operations, tables
         self._recorded = recorded
         policy, model = device.policy, device.source.model
-        self._layers = [spec.index for spec in model.layers if spec.experts]
+        self._layers = model.moe_layers
         self._column = {layer: column for column, layer in enumerate(self._layers)}
         self._residents = [frozenset(policy.layers[layer].resident) for layer in self._layers]
         self._names = [policy.layers[layer].predictor for layer in self._layers]
@@ -66,8 +65,6 @@ class Prefetcher:
 
     def routed(self, pass_index: int, layer: int) -> Named | None:
         """The router of ``layer`` has chosen: what the next MoE layer will need."""
-        if not self._predictors:
-            return None
         column = self._column[layer]
         chosen = self._operations.chosen.cpu().numpy()
         self._tables.add(column, self._before if column else None, chosen)

@@ -41,21 +41,20 @@ def check_recorded(recorded: Recorded | None, model: ModelSpec, policy: Policy) 
         raise OptionError(
             "a recording has no effect: neither the plan's eviction nor a predictor looks at it"
         )
-    routers = [spec for spec in model.layers if spec.experts]
-    most = max((spec.experts for spec in routers), default=0)
+    routers = len(model.moe_layers)
+    most = max(spec.experts for spec in model.layers)
     for chosen in recorded:
-        if chosen.ndim != 3 or chosen.shape[1] != len(routers) or (chosen >= most).any():
+        if chosen.ndim != 3 or chosen.shape[1] != routers or (chosen >= most).any():
             raise OptionError(f"the recording is not of {model.name}: record a run of this model")
 
 
 def needs_of(recorded: Recorded, model: ModelSpec, policy: Policy) -> dict[Unit, list[int]]:
     """In which stages, counted through all passes, a recorded run needed each expert and tile."""
     layers = len(model.layers)
-    moe = [spec.index for spec in model.layers if spec.experts]
     found: dict[Unit, list[int]] = {}
     for number, chosen in enumerate(recorded):
         first = number * (layers + 1)
-        for column, layer in enumerate(moe):
+        for column, layer in enumerate(model.moe_layers):
             for expert in np.unique(chosen[:, column]).tolist():
                 found.setdefault(Unit(layer, "expert", expert), []).append(first + layer)
         for tile in range(policy.head_tiles):
@@ -78,7 +77,7 @@ class RoutingLog:
     """
 
     def __init__(self, model: ModelSpec, *, ahead: bool = False) -> None:
-        self.moe_layers = tuple(spec.index for spec in model.layers if spec.experts)
+        self.moe_layers = model.moe_layers
         self._column = {layer: column for column, layer in enumerate(self.moe_layers)}
         self._top_k = max((spec.top_k for spec in model.layers), default=0)
         self._experts: list[npt.NDArray[np.uint16]] = []

@@ -138,7 +138,7 @@ def _write_trace(folder: Path, model: ModelSpec, arrays: TraceArrays) -> Routing
         folder,
         arrays,
         model_hash=document_hash(model),
-        moe_layers=tuple(layer.index for layer in model.layers if layer.experts),
+        moe_layers=model.moe_layers,
         expert_count=max(layer.experts for layer in model.layers),
         source="synthetic" if model.synthetic else "measured",
     )
