@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import time
 from collections.abc import Iterator
@@ -76,8 +75,7 @@ def worth_compressing(source: Checkpoint, layouts: dict[str, UnitLayout]) -> tup
 
 
 def _measure(unit: UnitLayout, dtype: str, expander: Expander, buffer: ReadBuffer) -> _Sample:
-    room = aligned(unit.size_bytes)
-    memory = memoryview(mmap.mmap(-1, room, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    memory = ReadBuffer(aligned(unit.size_bytes)).memory
     files = [DirectFile(entry.file) for entry in unit.sources]
     try:
         reader = UnitReader(files, buffer, Pacer(None))

@@ -289,10 +289,11 @@ class _Packing:
     def _write(self, data: int, unit: UnitLayout, position: int) -> _Written:
         found = hashlib.blake2b(digest_size=16)
         blocks = []
-        for part in self._parts(unit):
+        compression = self._compression_of(unit)
+        for part in self._parts(unit, compression):
             found.update(part)
-            if self._compressed(unit):
-                part = encode_block(part, self._source.model.dtype)
+            if compression is not None:
+                part = encode_block(part, compression.dtype)
                 blocks.append(len(part))
             position += _write_whole(data, part, position)
         _write_whole(data, bytes(aligned(position) - position), position)
@@ -301,15 +302,16 @@ class _Packing:
             blocks.clear()
         return _Written(found.hexdigest(), tuple(blocks))
 
-    def _compressed(self, unit: UnitLayout) -> bool:
-        return self._compression is not None and unit.name not in PLAIN_UNITS
+    def _compression_of(self, unit: UnitLayout) -> Compression | None:
+        return None if unit.name in PLAIN_UNITS else self._compression
 
-    def _parts(self, unit: UnitLayout) -> Iterator[bytes]:
+    @staticmethod
+    def _parts(unit: UnitLayout, compression: Compression | None) -> Iterator[bytes]:
         """A unit's bytes: block by block where it is to be compressed."""
-        if self._compression is None or not self._compressed(unit):
+        if compression is None:
             yield from contents(unit)
             return
-        sizes = iter(block_sizes(unit.size_bytes, self._compression.span_bytes(unit.name)))
+        sizes = iter(block_sizes(unit.size_bytes, compression.span_bytes(unit.name)))
         size, held = next(sizes, 0), bytearray()
         for part in contents(unit):
             held += part

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import mmap
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from executor.blocks import Blocks, Decoder, DecodingError
-from executor.direct import DirectFile
+from executor.direct import DirectFile, ReadBuffer
 from executor.store import StoreIndex
 from planner.documents import Document, load_document, write_document
 from planner.documents.base import Bytes, Hash, Nanoseconds
@@ -164,7 +163,7 @@ def _contents(
     decoder = Decoder(blocks.dtype)
     target = memoryview(bytearray(BLOCK_BYTES))
     # a step's blocks at least, and what shares its first and last sector
-    memory = memoryview(mmap.mmap(-1, _SLICE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    memory = ReadBuffer(_SLICE_BYTES).memory
     for step in blocks.steps(0, size_bytes):
         begin = blocks.places[step.start]
         skip = (offset + begin) % ALIGNMENT_BYTES
@@ -179,7 +178,7 @@ def _contents(
 
 def _slices(file: DirectFile, offset: int, size_bytes: int) -> Iterator[memoryview]:
     # never closed by hand: Control-C leaves slices of it in frames, and closing would then fail
-    memory = memoryview(mmap.mmap(-1, _SLICE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    memory = ReadBuffer(_SLICE_BYTES).memory
     done = 0
     while done < size_bytes:
         part = min(size_bytes - done, _SLICE_BYTES)
