@@ -7,6 +7,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from planner.documents import Channel, Curve, Figure, Surface
 from profiler.curves import isotonic
 
@@ -64,8 +66,8 @@ def corrected(
         common + weight(count[index]) * (log - common)
         for index, log in zip(known, own, strict=True)
     ]
-    places = [math.log(curve.rows[index]) for index in known]
-    ratios = [math.exp(_between(places, logs, math.log(rows))) for rows in curve.rows]
+    places = np.log(curve.rows)
+    ratios = np.exp(np.interp(places, places[known], logs)).tolist()
     moved = [duration * ratio for duration, ratio in zip(curve.duration_ns, ratios, strict=True)]
     smooth = isotonic(moved, [1 / max(value, 1.0) ** 2 for value in moved])
     return replace(
@@ -82,15 +84,6 @@ def _nearest(rows: Sequence[int], wanted: int) -> int:
     if right in (0, len(rows)):
         return min(right, len(rows) - 1)
     return right if rows[right] * rows[right - 1] < wanted * wanted else right - 1
-
-
-def _between(places: Sequence[float], values: Sequence[float], at: float) -> float:
-    """Linear between ascending places, constant beyond them."""
-    right = bisect_left(places, at)
-    if right in (0, len(places)):
-        return values[min(right, len(places) - 1)]
-    share = (at - places[right - 1]) / (places[right] - places[right - 1])
-    return values[right - 1] + share * (values[right] - values[right - 1])
 
 
 def scaled_surface(surface: Surface, ratio: float) -> Surface:

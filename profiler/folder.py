@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from executor.allocator import tune_process
@@ -123,18 +124,10 @@ def profile_checkpoint(
         )
         measuring = measurement.tasks()
         recorded: list[Recording] = []
+        run = partial(record_routing, source, memory_bytes=memory_bytes, backend=backend)
 
         def record() -> None:
-            recorded.append(
-                record_routing(
-                    source,
-                    ids,
-                    memory_bytes,
-                    new_tokens=new_tokens,
-                    ahead=True,
-                    backend=backend,
-                )
-            )
+            recorded.append(run(ids, new_tokens=new_tokens, ahead=True))
             tokens.add_decoded(recorded[0].decoded)
             measurement.runs.append(recorded[0].observed)
 
@@ -142,14 +135,7 @@ def profile_checkpoint(
             # the first passes once more: between them lies all the measuring, so that a machine
             # that grows faster or slower weighs as much in them as in what they are held against
             few = min(_FEW_TOKENS, new_tokens)
-            one = record_routing(
-                source,
-                ids[:_FEW_PROMPTS],
-                memory_bytes,
-                new_tokens=few,
-                most_groups=1,
-                backend=backend,
-            )
+            one = run(ids[:_FEW_PROMPTS], new_tokens=few, most_groups=1)
             measurement.runs.append(one.observed)
 
         # each pass reads most of the weights, at about 1.5 GB/s

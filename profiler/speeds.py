@@ -15,6 +15,7 @@ import torch
 
 from executor.allocator import tune_process
 from executor.backends import make_backend
+from executor.device import DTYPES
 from executor.direct import DirectFile, ReadBuffer
 from planner.documents import Machine
 from profiler.curves import figure
@@ -24,7 +25,6 @@ from solvers.errors import OptionError, UnsupportedError
 
 __all__ = ["measure_machine"]
 
-_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _PRODUCT = {"cpu": 1024, "cuda": 8192}
 _COPY_BYTES = {"cpu": 128 << 20, "cuda": 1 << 30}
 _LINK_BYTES = 256 << 20
@@ -73,7 +73,7 @@ def measure_machine(
     with tempfile.TemporaryFile(dir=folder) as file:
         tasks = [Task("a file to read", 1_000_000_000, lambda: _fill(file))]
         for _ in range(_ROUNDS):
-            for name, dtype in _TYPES.items():
+            for name, dtype in DTYPES.items():
                 run = add(name, lambda dtype=dtype: _products(where, dtype))  # type: ignore[misc]
                 tasks.append(Task(f"products in {name}", 600_000_000, run))
             tasks.append(Task("memory", 600_000_000, add("memory", lambda: _copies(where))))
@@ -91,7 +91,7 @@ def measure_machine(
         name=platform.node() or "unknown",
         device="cuda" if device == "cuda" else "cpu",
         processor=backend.processor or processor_name(),
-        compute_flops_per_second={name: found[name] for name in _TYPES},  # type: ignore[misc]
+        compute_flops_per_second={name: found[name] for name in DTYPES},  # type: ignore[misc]
         device_memory_bytes=memory,
         device_bandwidth_bytes_per_second=found["memory"],
         host_memory_bytes=host,
