@@ -24,32 +24,14 @@ from planner.documents import LayerPolicy, ModelSpec, Policy, Workload, load_doc
 from planner.memory import BLOCK_BYTES, account_device, smallest_policy
 from solvers.errors import CheckpointError, StaleError
 
-CRASHING = """
-import os, signal, sys
-from pathlib import Path
-from executor import packing
-
-packing._BATCH_BYTES = 40_000
-left = int(sys.argv[3])
-fsync = os.fsync
-
-def fsync_or_die(descriptor):
-    global left
-    left -= 1
-    if left == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    fsync(descriptor)
-
-os.fsync = fsync_or_die
-packing.pack(Path(sys.argv[1]), Path(sys.argv[2]), compress="exact")
-"""
+CRASHING = Path(__file__).with_name("crashing_pack.py")
 
 NEW_TOKENS = 4
 
 
 def crash(checkpoint: Path, store: Path, syncs: int) -> None:
     """Pack in a process that kills itself at its n-th fsync."""
-    command = [sys.executable, "-c", CRASHING, str(checkpoint), str(store), str(syncs)]
+    command = [sys.executable, str(CRASHING), str(checkpoint), str(store), str(syncs), "exact"]
     done = subprocess.run(command, capture_output=True, check=False, timeout=120)
     assert done.returncode == -signal.SIGKILL
 

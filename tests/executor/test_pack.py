@@ -23,30 +23,12 @@ from executor.units import Unit
 from planner.documents import load_document
 from solvers.errors import CheckpointError, RunError, StaleError
 
-CRASHING = """
-import os, signal, sys
-from pathlib import Path
-from executor import packing
-
-packing._BATCH_BYTES = 40_000
-left = int(sys.argv[3])
-fsync = os.fsync
-
-def fsync_or_die(descriptor):
-    global left
-    left -= 1
-    if left == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    fsync(descriptor)
-
-os.fsync = fsync_or_die
-print(packing.pack(Path(sys.argv[1]), Path(sys.argv[2])).reused_units)
-"""
+CRASHING = Path(__file__).with_name("crashing_pack.py")
 
 
 def crash(checkpoint: Path, store: Path, syncs: int) -> subprocess.CompletedProcess[str]:
     """Pack in a process that kills itself at its n-th fsync."""
-    command = [sys.executable, "-c", CRASHING, str(checkpoint), str(store), str(syncs)]
+    command = [sys.executable, str(CRASHING), str(checkpoint), str(store), str(syncs), "none"]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
