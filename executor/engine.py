@@ -89,8 +89,6 @@ class Engine(Closing):
         self,
         plan: Plan,
         source: WeightSource,
-        tokenizer: Callable[[], Tokenizer],
-        tables: Tables | None,
         *,
         paced_bytes_per_second: int | None = None,
         verify: bool = False,
@@ -118,8 +116,9 @@ class Engine(Closing):
             )
             warm_up(self._device)
         self._end_tokens = end_tokens(source.checkpoint)
-        self._tokenizer, self._tables = tokenizer, tables
+        self._tokenizer = cache(partial(load_tokenizer, source.checkpoint.folder))
         self._run: Generation | None = None
+        self._tables: Tables | None = None
         self._busy = threading.Lock()
         self._reference = Reference()
         self.outputs: list[Output] = []
@@ -196,15 +195,16 @@ class Engine(Closing):
                 check_sampling(sampling, plan, source.model)
             if prompts is not None:
                 encode(prompts, plan.workload, source.model, tokenizer)
-            return cls(
+            tables = learned_tables(plan, source.model, profile)
+            engine = cls(
                 plan,
                 source,
-                tokenizer,
-                learned_tables(plan, source.model, profile),
                 paced_bytes_per_second=paced_bytes_per_second,
                 verify=verify,
                 progress=progress,
             )
+            engine._tokenizer, engine._tables = tokenizer, tables
+            return engine
         except BaseException:
             source.close()
             raise
