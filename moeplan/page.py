@@ -109,11 +109,10 @@ def report_parts(
 def _kind_columns(plan: Plan | None, trace: Trace | None) -> list[KindColumn]:
     columns = []
     if plan is not None:
-        promised = {str(k): v for k, v in plan.predicted.totals.duration_by_kind_ns.items()}
+        promised = plan.predicted.totals.duration_by_kind_ns
         columns.append(KindColumn("predicted", "predicted", promised))
     if trace is not None:
-        measured = {str(k): v for k, v in trace.totals.duration_by_kind_ns.items()}
-        columns.append(KindColumn("measured", "measured", measured))
+        columns.append(KindColumn("measured", "measured", trace.totals.duration_by_kind_ns))
     return columns
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from moeplan.output import human_bytes, human_time
 from moeplan.words import PURPOSE_WORDS
 from planner.documents import ModelSpec, Plan, Timeline, Trace
+from planner.documents.timeline import EventKind
 
 __all__ = [
     "KIND_GROUPS",
@@ -44,7 +45,7 @@ _GROUPS = (
     "copy: on demand",
     "copy: head tiles",
 )
-KIND_GROUPS = {
+KIND_GROUPS: dict[EventKind, int] = {
     "attention": 0,
     "expert": 1,
     "router": 2,
@@ -64,7 +65,7 @@ KIND_GROUPS = {
 }
 """Colour group of each event kind, an index into the page's legend."""
 
-_KINDS = list(KIND_GROUPS)
+_KINDS: list[str] = list(KIND_GROUPS)
 _LANES = ("compute", "cpu", "disk", "h2d", "d2h")
 
 
@@ -74,7 +75,7 @@ class KindColumn:
 
     name: str
     look: str
-    duration_ns: Mapping[str, int]
+    duration_ns: Mapping[EventKind, int]
 
 
 def timeline_track(
@@ -163,7 +164,7 @@ def kind_table(columns: Sequence[KindColumn], *, judged: bool) -> str:
     judged
         Whether the second one's ratio to the first says something.
     """
-    kinds = [kind for kind in _KINDS if any(one.duration_ns.get(kind) for one in columns)]
+    kinds = [kind for kind in KIND_GROUPS if any(one.duration_ns.get(kind) for one in columns)]
     most = max([value for one in columns for value in one.duration_ns.values()], default=0) or 1
     ratios = judged and len(columns) == 2
     ratio = " / ".join(escape(one.name) for one in reversed(columns))

@@ -125,7 +125,7 @@ def two_plans(
         if timeline.kind:
             name = f"Plan {letter}: {one.plan.solver}"
             tracks.append(timeline_track(name, timeline, len(one.plan.policy.layers))[0])
-        promised = {str(k): v for k, v in one.plan.predicted.totals.duration_by_kind_ns.items()}
+        promised = one.plan.predicted.totals.duration_by_kind_ns
         columns.append(KindColumn(f"plan {letter}", look, promised))
         memory.append(Markup(memory_stacks(one.plan, f"Plan {letter}")))
     parts: dict[str, Any] = {
