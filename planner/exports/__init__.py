@@ -8,8 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from planner.exports import accelerate, ktransformers, llama_cpp, perfetto, vllm
+from planner.exports.accelerate import export as to_accelerate
 from planner.exports.base import JSON, MADE, SHELL, YAML, Export, Sources
+from planner.exports.ktransformers import export as to_ktransformers
+from planner.exports.llama_cpp import export as to_llama_cpp
+from planner.exports.perfetto import export as to_perfetto
+from planner.exports.vllm import export as to_vllm
 from planner.exports.whole import Whole, keep_whole
 from solvers.errors import OptionError
 
@@ -38,11 +42,11 @@ class Target:
 _PROFILE = frozenset({"model", "hardware"})
 
 TARGETS: dict[str, Target] = {
-    "accelerate": Target(accelerate.export, JSON, _PROFILE),
-    "llama.cpp": Target(llama_cpp.export, SHELL, _PROFILE),
-    "ktransformers": Target(ktransformers.export, YAML, _PROFILE),
-    "vllm": Target(vllm.export, JSON, _PROFILE | {"placement"}),
-    "perfetto": Target(perfetto.export, JSON, frozenset({"trace"})),
+    "accelerate": Target(to_accelerate, JSON, _PROFILE),
+    "llama.cpp": Target(to_llama_cpp, SHELL, _PROFILE),
+    "ktransformers": Target(to_ktransformers, YAML, _PROFILE),
+    "vllm": Target(to_vllm, JSON, _PROFILE | {"placement"}),
+    "perfetto": Target(to_perfetto, JSON, frozenset({"trace"})),
 }
 
 
