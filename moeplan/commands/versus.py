@@ -93,35 +93,35 @@ def compare(
     limit = search_seconds(asked, time_limit)
     loaded = load_profile(profile_folder)
     workload = workload_of(requests, prompt_tokens, new_tokens)
-    rows: list[ComparisonRow] = []
     bounds: list[BoundRow] = []
     charts: list[Chart] = []
     with reporter.steps("compare") as progress:
-        cells = [(goal, name) for goal in goals for name in asked]
-        for done, (goal, name) in enumerate(cells):
-            progress(done, len(cells), f"{name} for {goal}")
-            if name in BOUNDS:
-                bounds.append(
-                    compare_bound(
-                        loaded,
-                        workload,
-                        memory_bytes=memory_bytes,
-                        solver=name,
-                        objective=goal,
-                        seed=seed,
-                    )
+        limits = [(goal, name) for goal in goals for name in asked if name in BOUNDS]
+        planned = len(goals) * len(chosen)
+        total = planned + len(limits)
+        rows = plan_all(
+            loaded,
+            workload,
+            memory_bytes=memory_bytes,
+            solvers=chosen,
+            objectives=goals,
+            time_limit_seconds=limit,
+            seed=seed,
+            then=second,
+            tolerance=share,
+            progress=lambda done, _, what: progress(done, total, what),
+        )
+        for done, (goal, name) in enumerate(limits, planned):
+            progress(done, total, f"{name} for {goal}")
+            bounds.append(
+                compare_bound(
+                    loaded,
+                    workload,
+                    memory_bytes=memory_bytes,
+                    solver=name,
+                    objective=goal,
+                    seed=seed,
                 )
-                continue
-            rows += plan_all(
-                loaded,
-                workload,
-                memory_bytes=memory_bytes,
-                solvers=(name,),
-                objectives=(goal,),
-                time_limit_seconds=limit,
-                seed=seed,
-                then=second,
-                tolerance=share,
             )
         if html is not None and chosen:
             charts = draw_curves(
