@@ -47,25 +47,19 @@ _TRIED = 6
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One policy in the competition.
-
-    ``chosen_value`` is the objective on the choosing sequences, ``fitted_value`` on the fitted.
-    """
+    """One policy in the competition; ``chosen_value`` is its value on the choosing sequences."""
 
     solver: str
     candidate: Candidate
     schedule: Schedule
     stop: Stop
-    fitted_value: float
     chosen_value: float
-    fitted_bound: float | None
     notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, solver: str, candidate: Candidate, schedule: Schedule, stop: Stop) -> Entry:
-        """A policy without a bound."""
-        values = candidate.score("fit", schedule), candidate.score("choose", schedule)
-        return cls(solver, candidate, schedule, stop, *values, None)
+        """A policy with nothing to say."""
+        return cls(solver, candidate, schedule, stop, candidate.score("choose", schedule))
 
 
 class Patience:
@@ -115,16 +109,11 @@ def housed(entry: Entry, memory_bytes: int) -> Entry:
 
 
 def aimed(entry: Entry, goal: Objective) -> Entry:
-    """The same policy under another objective; a bound is not carried over."""
+    """The same policy under another objective."""
     old = entry.candidate
     candidate = Candidate(old.encoding, old.sequences, old.split, old.seed, goal, old.factors)
-    return replace(
-        entry,
-        candidate=candidate,
-        fitted_value=candidate.score("fit", entry.schedule),
-        chosen_value=candidate.score("choose", entry.schedule),
-        fitted_bound=None,
-    )
+    chosen = candidate.score("choose", entry.schedule)
+    return replace(entry, candidate=candidate, chosen_value=chosen)
 
 
 def first_looks(
@@ -191,15 +180,12 @@ def run_solver(
     outcome = load(name).solve(problem, limits, hint, progress)
     if outcome.schedule is None:
         raise AssertionError(f"{name} found nothing where a schedule exists: {outcome}")
-    bound = outcome.bound
     return Entry(
         name,
         candidate,
         outcome.schedule,
         outcome.stop,
-        candidate.score("fit", outcome.schedule),
         candidate.score("choose", outcome.schedule),
-        None if bound is None else candidate.value("fit", bound.value_ns),
         outcome.notes,
     )
 
@@ -247,9 +233,9 @@ def run_strategy(
             best = (value, index, outcome.schedule, said)
     if best is None:
         raise AssertionError(f"{name} found nothing where a schedule exists")
-    value, index, schedule, said = best
+    _, index, schedule, said = best
     chosen = found[index].score("choose", schedule)
-    return Entry(name, found[index], schedule, Stop.RULE, value, chosen, None, said)
+    return Entry(name, found[index], schedule, Stop.RULE, chosen, said)
 
 
 def run_baselines(
