@@ -83,12 +83,17 @@ def check_documents(plan: Plan, source: WeightSource, profile: Path | None) -> N
             "differs); plan again for this one",
         )
     if source.store_fingerprint != plan.inputs.store_fingerprint:
-        what = (
-            "the plan was made for a checkpoint without a store"
-            if plan.inputs.store_fingerprint is None
-            else "this is not the store that the plan was made for (its fingerprint differs)"
+        if plan.inputs.store_fingerprint is None:
+            raise StaleError(
+                "store",
+                "the plan was made for a checkpoint without a store: leave the store out, or "
+                "profile with it and plan again",
+            )
+        raise StaleError(
+            "store",
+            f"{folder}: this is not the store that the plan was made for (its fingerprint "
+            "differs); plan again",
         )
-        raise StaleError("store", f"{folder}: {what}; plan again")
     if plan.dtype != source.model.dtype:
         raise UnsupportedError(
             f"the plan computes in {plan.dtype}, but {folder} is stored in {source.model.dtype}; "

@@ -87,7 +87,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
             return _Slow(folder)
     except Exception as error:  # both libraries raise bare Exceptions
         line = " ".join(str(error).split())
-        raise CheckpointError(f"{folder}: its tokenizer cannot be read: {line}") from error
+        what = "" if is_file(path) else "has no tokenizer.json, and "
+        raise CheckpointError(f"{folder}: {what}its tokenizer cannot be read: {line}") from error
     raise CheckpointError(f"{folder}: has no tokenizer.json; give prompts as token ids")
 
 

@@ -269,7 +269,7 @@ def _is_a(path: Path, made: str) -> bool:
 def _check_writable(path: Path, option: str, folder: Path) -> None:
     """Make a file without a name in ``folder``: its mode alone does not tell (as of /proc)."""
     if not is_dir(folder):
-        raise OptionError(f"{option} {path}: the folder {folder} does not exist")
+        raise OptionError(f"{option} {path}: the folder {folder} does not exist; make it first")
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass

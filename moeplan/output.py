@@ -25,6 +25,7 @@ __all__ = [
     "Reporter",
     "SearchSteps",
     "Steps",
+    "escaped",
     "exit_code",
     "guard_stdout",
     "human_bytes",
@@ -94,13 +95,18 @@ def guard_stdout() -> Iterator[None]:
             os.close(kept)
 
 
+def escaped(text: str) -> str:
+    """``text`` with what would steer a terminal (colours, jumps, directions) written as escapes;
+    lines and tabs stay."""
+    return "".join(one if one in "\n\t" or printable(one) else ascii(one)[1:-1] for one in text)
+
+
 def one_line(message: str) -> str:
     """``message`` on one line that a terminal can show, with what is echoed in it cut where long.
 
     A user's 5,000 digits, or a document's key without end, are no help in the error about them.
     """
-    line = " ".join(message.split())
-    line = "".join(one if printable(one) else ascii(one)[1:-1] for one in line)
+    line = escaped(" ".join(message.split()))
     line = " ".join(map(_cut, line.split(" ")))
     return line if len(line) <= _MOST_LINE else f"{line[: _MOST_LINE // 2]} … {line[-400:]}"
 

@@ -13,7 +13,7 @@ import typer
 from rich.text import Text
 
 from moeplan.options import split_names
-from moeplan.output import Reporter
+from moeplan.output import Reporter, escaped
 from moeplan.words import decode_tokens_per_second, explain_plan, note_list, tokens_per_second
 from planner.documents import (
     CostProfile,
@@ -142,7 +142,8 @@ def give_outputs(reporter: Reporter, lines: list[dict[str, Any]], out: Path | No
         write_atomic(out, text.encode())
         return
     for line in lines:
-        reporter.show(Text.assemble((line["prompt"], "dim"), (f"{line['text']}\n", "bold")))
+        prompt, text = escaped(line["prompt"]), escaped(line["text"])
+        reporter.show(Text.assemble((prompt, "dim"), (f"{text}\n", "bold")))
 
 
 def workload_of(requests: int, prompt_tokens: int, new_tokens: int) -> Workload:

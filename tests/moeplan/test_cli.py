@@ -17,6 +17,7 @@ import typer
 from rich.text import Text
 
 from moeplan import cli
+from moeplan.commands.common import give_outputs
 from moeplan.output import EXIT_CODES, Reporter, Steps, exit_code
 from planner.documents import DOCUMENTS, Workload, to_json
 from solvers import errors
@@ -238,3 +239,11 @@ def test_control_c_is_one_line_and_130() -> None:
     assert process.returncode == 130
     assert len(err.splitlines()) == 1
     assert "interrupted" in err
+
+
+def test_outputs_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    line = {"prompt": "a\x00\x1b[2J\x07 é漢字🎉\u202e", "text": "\n\tb\x9b", "token_ids": [1]}
+    give_outputs(Reporter(False), [line], None)
+    shown = capsys.readouterr().out
+    assert shown.startswith("a\\x00\\x1b[2J\\x07 é漢字🎉\\u202e\n")
+    assert "b\\x9b" in shown
