@@ -12,7 +12,6 @@ import ctypes
 import itertools
 import json
 import os
-import resource
 import signal
 import subprocess
 import time
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.record import busy_seconds, children_seconds
 from benchmarks.throttle import disk_of
 from solvers.errors import OptionError
 
@@ -169,7 +169,7 @@ def run_capped(command: Sequence[str], out: Path, limits: Limits, folder: Path) 
     """
     said = folder / "said.log"
     out.unlink(missing_ok=True)
-    begun, busy = time.monotonic(), _busy_seconds() - _children_seconds()
+    begun, busy = time.monotonic(), busy_seconds() - children_seconds()
     with _groups(limits, folder) as groups, said.open("wb") as log:
         join = " ".join(str(one / "cgroup.procs") for one in groups.folders)
         process = subprocess.Popen(
@@ -187,7 +187,7 @@ def run_capped(command: Sequence[str], out: Path, limits: Limits, folder: Path) 
             process.kill()
             process.wait()
         peak, killed = groups.peak_bytes(), groups.killed()
-    others = _busy_seconds() - _children_seconds() - busy
+    others = busy_seconds() - children_seconds() - busy
     if code == 0 and out.exists():
         document = json.loads(out.read_text(encoding="utf-8"))
         return Ended(document, None, peak, max(others / (time.monotonic() - begun), 0.0))
@@ -200,18 +200,6 @@ def run_capped(command: Sequence[str], out: Path, limits: Limits, folder: Path) 
 def _end_with_parent() -> None:
     """Even where the parent is killed, nothing goes on under its cap."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _busy_seconds() -> float:
-    """Processor time that all of the machine has used so far."""
-    first = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()
-    user, nice, system, _idle, _wait, irq, soft, steal = map(int, first[1:9])
-    return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
-
-
-def _children_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def evict(paths: Iterable[Path]) -> None:

@@ -28,7 +28,7 @@ import statistics
 from typing import Any, Literal
 
 from benchmarks.prediction import QUICK, run_prompts
-from benchmarks.summary import machine_facts
+from benchmarks.record import Record
 from benchmarks.throttle import throttled
 from executor import Engine, pack
 from executor.compressing import worth_compressing
@@ -170,6 +170,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Run the cells, print a table and write the document."""
     options = _options(argv)
+    record = Record.begin(budget=f"{options.runs} runs a cell, searches of 5 s")
     checkpoint = options.work / "checkpoint"
     options.work.mkdir(parents=True, exist_ok=True)
     if not (checkpoint / "config.json").exists():
@@ -197,13 +198,13 @@ def main(argv: list[str] | None = None) -> int:
                 flush=True,
             )
     document = {
+        "about": record.about(),
         "checkpoint": f"{options.config.stem}, {options.layers} layers",
         "throttle_bytes_per_second": options.throttle or None,
         "prompt_tokens": options.prompt_tokens,
         "new_tokens": options.new_tokens,
         "auto": verdict,
         **facts,
-        "machine": machine_facts(),
         "gains": gains,
         "cells": cells,
     }

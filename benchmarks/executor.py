@@ -44,7 +44,7 @@ from typing import Any, NamedTuple
 from benchmarks.capped import EXIT_CODE
 from benchmarks.executor_table import markdown
 from benchmarks.executor_trials import Bench, Trial
-from benchmarks.summary import machine_facts
+from benchmarks.record import Record
 from executor.caps import PROCESS_BYTES
 from planner.documents.base import write_atomic
 from planner.entries import BASELINES
@@ -104,9 +104,9 @@ class Results:
         self._facts = {
             "prompt_tokens": prompt_tokens,
             "new_tokens": new_tokens,
-            "seed": 0,
-            "machine": machine_facts(),
         }
+        budget = "one run a trial, the best of a cell's trials counts"
+        self._record = Record.begin(budget=budget, before=known.get("about"))
 
     def add(self, cell: Document) -> None:
         """A cell, in place of an older one of its name."""
@@ -121,7 +121,12 @@ class Results:
 
     def write(self) -> None:
         """Both files."""
-        body = {**self._facts, "cells": self.cells, "trials": self.trials}
+        body = {
+            "about": self._record.about(),
+            **self._facts,
+            "cells": self.cells,
+            "trials": self.trials,
+        }
         self._out.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(self._out, (json.dumps(body, indent=1) + "\n").encode())
         write_atomic(self._out.with_suffix(".md"), markdown(body).encode())

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.record import Record
 from executor import Engine, open_weights, pack
 from executor.cuda import LIBRARY_BYTES
 from executor.synth import write_synthetic
@@ -61,6 +62,7 @@ def measure(plan: Plan, prompts: list[list[int]]) -> dict[str, Any]:
 
 def main(config: Path, folder: Path, out: Path) -> None:
     """Measure every cell."""
+    record = Record.begin(budget="two runs a cell, the second counts; searches of 4 s")
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint, store = folder / "checkpoint", folder / "store"
     if not checkpoint.exists():
@@ -113,6 +115,7 @@ def main(config: Path, folder: Path, out: Path) -> None:
                 predicted = plan.predicted.tokens_per_second.value
                 cell = {"link": link, "share": share, "requests": requests, "predicted": predicted}
                 report["cells"].append({**cell, **measure(plan, prompts)})
+                report["about"] = record.about()
                 out.write_text(json.dumps(report, indent=1) + "\n")
                 print(report["cells"][-1], flush=True)
 

@@ -46,7 +46,7 @@ def _bubbles(one: Document) -> str:
 
 def markdown(body: Document) -> str:
     """The page."""
-    machine = body["machine"]
+    machine = body["about"]["machine"]
     parts = [
         "# moeplan against peers: tokens/s\n\n"
         f"{machine['processor']}, {machine['cores']} cores, "

@@ -33,6 +33,7 @@ from dataclasses import dataclass, field, replace
 
 import executor.embedding
 import planner.memory
+from benchmarks.record import Record
 from executor import open_weights, pack
 from executor.device import Device
 from executor.direct import preadv
@@ -156,6 +157,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "faults.json")
     arguments = parser.parse_args()
     executor.embedding.EMBEDDING_CACHE_BYTES = planner.memory.EMBEDDING_CACHE_BYTES = ROWS_BYTES
+    record = Record.begin(seeds=range(arguments.runs), budget="60 s a run, then it hangs")
     found: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
     delays, started = 0, time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -175,6 +177,7 @@ def main() -> None:
                 break
     every = sum(found.values(), Counter())
     result = {
+        "about": record.about(),
         "checkpoint": arguments.checkpoint.name,
         "runs": every.total(),
         "reads_of_a_clean_run": clean.calls,

@@ -8,10 +8,9 @@ benchmarks/results/imports.json.
 
 from __future__ import annotations
 
+# ruff: noqa: E402 (the search path comes before the imports)
 import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -19,6 +18,12 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+# not the script's own folder, which has files of the names of packages
+sys.path[:] = [one for one in sys.path if Path(one).resolve() != Path(__file__).resolve().parent]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.record import Record
+
 RESULTS = Path(__file__).parent / "results"
 STARTED = {
     "python": ["-c", ""],
@@ -38,6 +43,7 @@ def main() -> int:
     )
     parser.add_argument("--repeats", type=int, default=10)
     repeats = parser.parse_args().repeats
+    record = Record.begin(seeds=(), budget=f"{repeats} starts each")
     milliseconds: dict[str, list[float]] = {name: [] for name in STARTED}
     for _ in range(repeats):
         for name, arguments in STARTED.items():
@@ -52,8 +58,8 @@ def main() -> int:
     }
     for name, row in rows.items():
         print(f"{name:28} least {row['least_ms']:7.1f} ms, median {row['median_ms']:7.1f} ms")
-    about = {"processor": platform.machine(), "cores": os.cpu_count(), "repeats": repeats}
-    (RESULTS / "imports.json").write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+    body = {"about": record.about(), "repeats": repeats, "rows": rows}
+    (RESULTS / "imports.json").write_text(json.dumps(body, indent=1) + "\n")
     return 0
 
 

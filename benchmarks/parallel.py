@@ -25,13 +25,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import argparse
 import json
 import os
-import platform
 import random
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from benchmarks.record import Record
 from executor import open_weights
 from executor.allocator import usable_cores
 from executor.parallel import ParallelEngine, ParallelRun
@@ -138,6 +138,7 @@ def main() -> None:
     parser.add_argument("--devices", default="2,4")
     parser.add_argument("--simulated", default="8,16,32,64")
     arguments = parser.parse_args()
+    record = Record.begin(seeds=(1,), budget=f"one run of {arguments.new_tokens} tokens a cell")
     with open_weights(arguments.checkpoint) as source:
         model = source.model
     row = model.hidden_size * model.dtype_bytes
@@ -182,7 +183,6 @@ def main() -> None:
             f"{told['idle_us']:.0f} | {told['exchange_us']:.0f} |"
         )
     facts = {
-        "machine": f"{platform.machine()}, {usable_cores()} cores, shared by all processes",
         "load_average": os.getloadavg()[0],
         "model": model.name,
         "prompts": arguments.prompts,
@@ -191,7 +191,7 @@ def main() -> None:
     }
     print(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items()))
     RESULTS.mkdir(exist_ok=True)
-    body = {**facts, "measured": cells, "simulated": simulated}
+    body = {"about": record.about(), **facts, "measured": cells, "simulated": simulated}
     (RESULTS / "parallel.json").write_text(json.dumps(body, indent=1) + "\n")
 
 

@@ -22,14 +22,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import argparse
 import json
 import math
-import os
-import platform
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from benchmarks.record import Record
 from planner.placement import METHODS, SINGLE, Cluster, Scenes, expert_room, scenes_of
 from planner.routing_sources import load_source
 from solvers.placement.exact import ENGINES, place_items
@@ -132,6 +131,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if not (arguments.data / "routing").is_dir():
         raise SystemExit(f"{arguments.data} has no folder 'routing': give --data")
+    record = Record.begin(budget=f"{arguments.time_limit:g} s a search")
     rows = []
     heading = "| cell | D | R | even | best other | | cpsat | minus best | gap | s |"
     lines = [heading, "|---|---|---|---|---|---|---|---|---|---|"]
@@ -152,8 +152,6 @@ def main() -> None:
     worse = sum(row["difference"] > row["half_width"] for row in rows)
     better = sum(row["difference"] < -row["half_width"] for row in rows)
     facts = {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
         "time_limit_seconds": arguments.time_limit,
         "scenarios": SCENARIOS,
         "judged": JUDGED,
@@ -162,7 +160,7 @@ def main() -> None:
     print(said)
     if not arguments.only:
         RESULTS.mkdir(exist_ok=True)
-        body = {**facts, "better": better, "worse": worse, "cells": rows}
+        body = {"about": record.about(), **facts, "better": better, "worse": worse, "cells": rows}
         (RESULTS / "placement.json").write_text(json.dumps(body, indent=1) + "\n")
         words = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items())
         text = "\n".join(["# Placement", "", words, "", *lines, "", said])

@@ -35,8 +35,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from benchmarks.record import Record
 from benchmarks.summary import Cell, markdown, summary
 from benchmarks.throttle import throttled
 from executor import Engine, pack
@@ -215,22 +216,27 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def _write(out: Path, cells: list[Cell]) -> None:
+def _write(out: Path, cells: list[Cell], record: Record) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(out, (json.dumps(summary(cells), indent=1) + "\n").encode())
+    body = {"about": record.about(), **summary(cells)}
+    write_atomic(out, (json.dumps(body, indent=1) + "\n").encode())
     write_atomic(out.with_suffix(".md"), markdown(cells).encode())
 
 
-def _known(out: Path | None) -> list[Cell]:
+def _known(out: Path | None) -> tuple[list[Cell], dict[str, Any]]:
+    """Cells that ``out`` has, and what it says about them."""
     if out is None or not out.exists():
-        return []
-    return [Cell.of(one) for one in json.loads(out.read_text(encoding="utf-8"))["cells"]]
+        return [], {}
+    body = json.loads(out.read_text(encoding="utf-8"))
+    return [Cell.of(one) for one in body["cells"]], body.get("about", {})
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the grid and print a table."""
     options = _options(argv)
-    known = _known(options.out)
+    known, before = _known(options.out)
+    budget = f"{options.runs} runs a cell, searches of 5 s"
+    record = Record.begin(budget=budget, before=before)
     cells: list[Cell] = []
     print(Cell.heading())
     with contextlib.ExitStack() as stack:
@@ -258,7 +264,7 @@ def main(argv: list[str] | None = None) -> int:
                     for cell in cells_of(job, folder, options, throttle, known):
                         cells.append(cell)
                         if options.out is not None:
-                            _write(options.out, cells)
+                            _write(options.out, cells, record)
     if not cells:
         print("no cell fits its budget")
         return 1

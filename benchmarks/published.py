@@ -29,6 +29,7 @@ import statistics
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from benchmarks.record import Record
 from planner.catalogue import named_machine
 from planner.model_spec import read_model
 from planner.offline import choose_dtype
@@ -239,6 +240,7 @@ def main() -> None:
     default = Path(__file__).resolve().parents[2] / "shared" / "data"
     parser.add_argument("--data", type=Path, default=default)
     asked = parser.parse_args()
+    record = Record.begin(seeds=(), budget="none", timed=False)
     config = asked.data / "configs" / "Mixtral-8x7B-v0.1.json"
     runs = read_rows(asked.data / "published_throughput.csv")
     machines = {gpu: figures(gpu, config) for gpu in ("T4", "L4")}
@@ -267,7 +269,8 @@ def main() -> None:
     lines = markdown(table, summary)
     print("\n".join(lines))
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "published.json").write_text(json.dumps({**summary, "rows": table}, indent=1) + "\n")
+    body = {"about": record.about(), **summary, "rows": table}
+    (RESULTS / "published.json").write_text(json.dumps(body, indent=1) + "\n")
     (RESULTS / "published.md").write_text("\n".join(lines) + "\n")
 
 

@@ -6,7 +6,7 @@ Limits of data sheets are held against measurements of the same parts in the cat
 predicted from all others; operations against those that ``benchmarks/roofline_gpu.py`` timed on an
 H200, every other one held out. How far whole runs lie from all this, ``benchmarks/published.py``
 says. With ``--write`` the numbers that planning uses (``planner/data/efficiencies.json``) are
-replaced.
+replaced. Writes benchmarks/results/roofline.json.
 """
 
 # ruff: noqa: E402 (the search path comes before the imports)
@@ -26,12 +26,14 @@ import statistics
 from collections import defaultdict
 from typing import Any
 
+from benchmarks.record import Record
 from planner.catalogue import Row, figure, named_machine, rows
 from planner.roofline import Efficiency, Roofline
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMED = ROOT / "benchmarks" / "results" / "roofline_h200.json"
 PUBLISHED = ROOT / "benchmarks" / "results" / "published.json"
+RESULT = ROOT / "benchmarks" / "results" / "roofline.json"
 TARGET = ROOT / "planner" / "data" / "efficiencies.json"
 HIDDEN, INNER, KV, VOCAB = 4096, 14336, 1024, 32000
 FLEXGEN_T4_PREFILL = 21.24e12
@@ -126,6 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
+    record = Record.begin(seeds=(), budget="none", timed=False)
     timed = json.loads(TIMED.read_text())["rows"]
     operation, launch, lines = fit_operations(timed)
     best = figure("gpu", "t4", "compute_float16")
@@ -162,6 +165,9 @@ def main() -> None:
             f"{one.spread:.1%}; {one.fitted_on}"
         )
     print("operations held out: " + ", ".join(lines))
+    fits = {name: dataclasses.asdict(one) for name, one in found.items()}
+    result = {"about": record.about(), "efficiencies": fits, "held_out": lines}
+    RESULT.write_text(json.dumps(result, indent=1) + "\n")
     if asked.write:
         body = {name: dataclasses.asdict(one) for name, one in found.items()}
         for one in body.values():

@@ -6,6 +6,7 @@ nothing of moeplan: ``python benchmarks/roofline_gpu.py OUT.json``.
 
 from __future__ import annotations
 
+# ruff: noqa: E402 (the search path comes before the imports)
 import json
 import statistics
 import sys
@@ -14,8 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+# not the script's own folder, which has files of the names of packages
+sys.path[:] = [one for one in sys.path if Path(one).resolve() != Path(__file__).resolve().parent]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import torch
 from torch.nn import functional as nn
+
+from benchmarks.record import Record
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, EXPERTS = 4096, 14336, 32, 8, 128, 8
 
@@ -37,6 +44,7 @@ def median_ns(work: Callable[[], Any], repeats: int = 15) -> dict[str, float]:
 
 def main(out: Path) -> None:
     """Measure everything."""
+    record = Record.begin(budget="15 samples an operation")
     torch.manual_seed(0)
     kind = {"device": "cuda", "dtype": torch.bfloat16}
 
@@ -112,7 +120,12 @@ def main(out: Path) -> None:
     add("device_copy", {"bytes": 1 << 30}, lambda: block[: 1 << 29].copy_(block[1 << 29 :]))
     out.write_text(
         json.dumps(
-            {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows},
+            {
+                "about": record.about(),
+                "gpu": torch.cuda.get_device_name(),
+                "torch": torch.__version__,
+                "rows": rows,
+            },
             indent=1,
         )
         + "\n"

@@ -11,6 +11,8 @@ the clients too. Printed are the quantiles of the time to answer.
 killed at random moments; a killed server is started again on the same store. Then every job must be
 done, once: a comparison holds how long it took, so that one that was made twice would be kept
 twice. Every document must be what its hash says, and every plan be readable.
+
+Writes benchmarks/results/service.json; what is not measured this time keeps its older figures.
 """
 
 # ruff: noqa: E402 (the search path comes before the imports)
@@ -35,11 +37,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from benchmarks.record import Record
 from moeplan.client import Client
 from moeplan.service.store import Store
 from planner.catalogue import load_machine
@@ -51,6 +54,7 @@ from planner.offline import choose_dtype, offline_profile
 from planner.profiles import Profile
 from solvers.errors import RunError
 
+RESULTS = Path(__file__).parent / "results"
 WORKLOAD = {"requests": 8, "prompt_tokens": 32, "new_tokens": 8}
 MEMORY_BYTES = 200 << 20
 _JOBS_EACH = 1
@@ -378,6 +382,15 @@ def measure_load(
     return np.array(times)
 
 
+def _keep(out: Path, part: str, record: Record, figures: dict[str, Any]) -> None:
+    """One part's figures beside the other's."""
+    body = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    about = record.about()
+    body["about"] = about
+    body[part] = {"about": about, **figures}
+    out.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> int:
     """The program."""
     about = (__doc__ or "").partition("\n")[0]
@@ -388,10 +401,12 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=0, help="how often to kill; 0: not")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--store", help="URL of an empty store (a SQLite file)")
+    parser.add_argument("--out", type=Path, default=RESULTS / "service.json")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if asked.clients:
+            record = Record.begin(seeds=range(asked.clients), budget=f"{asked.seconds:g} s")
             url = f"sqlite:///{folder / 'load.db'}"
             times = 1e3 * measure_load(
                 profile(folder, 12, 512),
@@ -408,8 +423,21 @@ def main() -> int:
                 f"{len(times)} reads, {len(times) / asked.seconds:.0f}/s; median {p50:.1f} ms, "
                 f"p95 {p95:.1f} ms, p99 {p99:.1f} ms, most {times.max():.1f} ms"
             )
+            load = {
+                "clients": asked.clients,
+                "pause_seconds": asked.pause,
+                "searches": 2,
+                "reads": len(times),
+                "reads_per_second": len(times) / asked.seconds,
+                "median_ms": p50,
+                "p95_ms": p95,
+                "p99_ms": p99,
+                "most_ms": times.max(),
+            }
+            _keep(asked.out, "load", record, load)
         if not asked.kills:
             return 0
+        record = Record.begin(seeds=(asked.seed,), budget=f"{asked.kills} kills")
         url = asked.store or f"sqlite:///{folder / 'kills.db'}"
         report = survive_kills(
             profile(folder, 2, 128), url, folder, kills=asked.kills, seed=asked.seed
@@ -419,6 +447,7 @@ def main() -> int:
         f"{report.done} of {report.jobs} jobs done, {report.results} results, {report.documents} "
         "documents are what their hashes say"
     )
+    _keep(asked.out, "kills", record, asdict(report))
     for fault in report.faults:
         print(f"FAULT: {fault}")
     return 1 if report.faults else 0

@@ -45,6 +45,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.record import Record
 from benchmarks.solver_cells import Cell, build, grid, small
 from solvers.checker import check_proofs, check_schedule
 from solvers.joint import solve_joint
@@ -200,12 +201,15 @@ def losses(count: int, solver: str) -> str:
     )
 
 
-def write(folder: Path, rows: list[dict[str, Any]], text: list[str], settings: str) -> None:
+def write(
+    folder: Path, rows: list[dict[str, Any]], text: list[str], settings: str, record: Record
+) -> None:
     """Results for people and for machines."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "solvers.json").write_text(json.dumps({"settings": settings, "rows": rows}, indent=1))
+    body = {"about": record.about(), "settings": settings, "summary": text, "rows": rows}
+    (folder / "solvers.json").write_text(json.dumps(body, indent=1) + "\n")
     table = [_COLUMNS, ("---",) * len(_COLUMNS), *(line(row) for row in rows)]
-    body = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
+    lines = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
     notes = "\n".join(f"- {entry}" for entry in text)
     load = [row["load_average"] for row in rows]
     notes += f"\n- load average of the machine meanwhile: {min(load):.1f} to {max(load):.1f}"
@@ -213,7 +217,7 @@ def write(folder: Path, rows: list[dict[str, Any]], text: list[str], settings: s
         f"- {label}" for label in sorted({f"{r['source']}: {r['label']}" for r in rows})
     )
     (folder / "solvers.md").write_text(
-        f"# Solvers against bounds\n\n{settings}\n\n{notes}\n\n{kinds}\n\n{body}\n"
+        f"# Solvers against bounds\n\n{settings}\n\n{notes}\n\n{kinds}\n\n{lines}\n"
     )
 
 
@@ -235,10 +239,13 @@ def main() -> None:
         f"{os.cpu_count()} CPUs"
     )
     rows: list[dict[str, Any]] = []
+    before: dict[str, Any] = {}
     kept = options.out / "solvers.json" if options.out else None
     if kept is not None and kept.exists():
         old = json.loads(kept.read_text())
-        rows = old["rows"] if old["settings"] == settings else []
+        if old["settings"] == settings:
+            rows, before = old["rows"], old.get("about", {})
+    record = Record.begin(budget=f"work limit {options.work:g} a search", before=before)
     print(settings)
     done = {row["name"] for row in rows}
     for cell in grid(options.cells, routing):
@@ -250,13 +257,13 @@ def main() -> None:
         rows.append(row)
         print("  ".join(f"{part:>9}" for part in line(row)), flush=True)
         if options.out:
-            write(options.out, rows, summary(rows), settings)
+            write(options.out, rows, summary(rows), settings, record)
     text = summary(rows)
     if options.small:
         text.append(losses(options.small, options.solver))
     print("\n".join(text))
     if options.out and rows:
-        write(options.out, rows, text, settings)
+        write(options.out, rows, text, settings, record)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import platform
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from executor.allocator import usable_cores
-from profiler.machine import memory_total_bytes, processor_name
+from benchmarks.record import machine_facts
 
 __all__ = ["Cell", "machine_facts", "markdown", "summary"]
 
@@ -109,15 +107,6 @@ def summary(cells: list[Cell]) -> dict[str, Any]:
             for name, found in sorted(kinds.items())
         },
         "machine": machine_facts(),
-    }
-
-
-def machine_facts() -> dict[str, Any]:
-    return {
-        "processor": processor_name(),
-        "cores": usable_cores(),
-        "memory_bytes": memory_total_bytes(),
-        "system": f"{platform.system()} {platform.release()}",
     }
 
 

@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import argparse
 import json
 import os
-import platform
 import random
 import signal
 import subprocess
@@ -34,6 +33,7 @@ from typing import Any
 import psutil
 import sqlalchemy as sa
 
+from benchmarks.record import Record
 from moeplan.service.store import Store
 from moeplan.service.store.tables import documents, jobs
 
@@ -154,6 +154,7 @@ def main() -> int:
     parser.add_argument("--machines", type=int, choices=range(1, 11), default=10)
     parser.add_argument("--out", type=Path, default=RESULTS / "sweep.json")
     options = parser.parse_args()
+    record = Record.begin(seeds=(options.seed,), budget=f"{options.time_limit:g} s a search")
     machines = MACHINES[: options.machines]
     random.seed(options.seed)
     with tempfile.TemporaryDirectory(prefix="moeplan-sweep-") as name:
@@ -174,8 +175,6 @@ def main() -> int:
         same = contents(folder / "local.db") == contents(folder / "ray.db")
     counts = {key: local.said[key] for key in ("pairs", "planned", "refused", "failed")}
     figures = {
-        "processor": platform.machine(),
-        "cores": os.cpu_count(),
         "workers": options.workers,
         "time_limit_seconds": options.time_limit,
         **counts,
@@ -191,7 +190,8 @@ def main() -> int:
     }
     for key, value in figures.items():
         print(f"{key:31} {value}")
-    options.out.write_text(json.dumps(figures, indent=1) + "\n")
+    body = {"about": record.about(), **figures}
+    options.out.write_text(json.dumps(body, indent=1) + "\n")
     return 0 if same and not ray.left_running else 1
 
 

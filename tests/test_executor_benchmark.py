@@ -130,7 +130,7 @@ def test_the_page_sets_moeplan_against_the_others() -> None:
     rates = {"moeplan": 6.0, "lru": 5.0, "on-demand": 4.0, "accelerate": 2.0, "llama.cpp": None}
     cells = [{**cell, "engine": name, "tokens_per_second": rate} for name, rate in rates.items()]
     machine = {"processor": "p", "cores": 2, "memory_bytes": 1 << 30, "system": "s"}
-    page = table.markdown({"machine": machine, "prompt_tokens": 32, "cells": cells})
+    page = table.markdown({"about": {"machine": machine}, "prompt_tokens": 32, "cells": cells})
     assert "## mixtral, cap 50%, disk held to 800 MB/s, 16 new tokens" in page
     assert "| 8 | moeplan | 3.00x |  |  | 1.20x lru |" in page
 
