@@ -115,11 +115,9 @@ def test_from_a_profile_to_a_timeline_and_a_comparison(
     assert before.startswith("pass 1")
     stage.focus()
     page.keyboard.press("+")
-    page.wait_for_function(
-        "before => document.getElementById('where').textContent != before", arg=before
-    )
+    where.filter(has_not_text=before).wait_for()
     page.keyboard.press("Home")
-    page.wait_for_function("document.getElementById('where').textContent.startsWith('whole run')")
+    where.filter(has_text="whole run").wait_for()
     assert colours(page, "#time") > 5
     assert colours(page, "#heat") > 2
 
