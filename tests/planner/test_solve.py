@@ -33,8 +33,9 @@ def budget(small_profile: Any) -> int:
 
 def planned(profile: Any, budget: int) -> Plan:
     """Its work alone ends the search: the clock's cap lies where a busy machine never comes."""
-    limits = {"time_limit_seconds": LIMIT, "cap_seconds": 600.0}
-    return make_plan(profile, WORKLOAD, memory_bytes=budget, **limits)
+    return make_plan(
+        profile, WORKLOAD, memory_bytes=budget, time_limit_seconds=LIMIT, cap_seconds=600.0
+    )
 
 
 @pytest.fixture(scope="module")
