@@ -231,3 +231,19 @@ def test_traffic_and_labels_by_hand() -> None:
     better = relabel(problem, crossed, joint, link)
     assert traffic(better, joint, link) == 1.0
     assert check_placement(problem, better) == []
+
+
+@pytest.mark.parametrize(
+    ("of_a", "expected"), [(3, [[0], [0], [1], [1]]), (4, [[0], [1], [0], [1]])]
+)
+def test_of_few_kinds_each_is_left_out_in_turn(of_a: int, expected: list[list[int]]) -> None:
+    # five kinds, like A or like B. Fullest device: {0, 1} | {2, 3} has 0.65 in both;
+    # {0, 2} | {1, 3} has 0.5 in A and 0.85 in B; {0, 3} | {1, 2} has 0.85 in A and 0.5 in B.
+    a, b = [50, 15, 0, 35], [50, 15, 35, 0]
+    # 3 A and 2 B: the second is best on all, (3 x 0.5 + 2 x 0.85) / 5 = 0.64, but on what they have
+    # not seen all others come to 0.73. Without an A they see A, A, B, B and take the first, 0.65
+    # there; without a B they see A, A, A, B and take the second, 0.85 there.
+    # 4 A and 1 B: without an A they take the second, 0.5, without the B as well, 0.85: 0.57.
+    problem = problem_of(([a] * of_a + [b] * (5 - of_a)) * 4, [2, 2])
+    placed = solve_exactly(problem, "cpsat", Limits(1.0, 5.0), np.arange(20) % 5).placement
+    assert homes(placed) == expected
