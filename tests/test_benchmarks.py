@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,3 +40,25 @@ def test_the_solvers_benchmark_prints_its_table(as_module: bool, tmp_path: Path)
 def test_the_prediction_benchmark_starts_as_a_script(tmp_path: Path) -> None:
     out = started([str(ROOT / "benchmarks" / "prediction.py"), "--help"], tmp_path)
     assert "Predicted against measured" in out
+
+
+def test_a_slope_by_hand() -> None:
+    """Of the line 10 + x / 3600 with x in seconds: 1 an hour, and no doubt about it; a row of equal
+    values with one that is 4 higher in the middle: 0, and as far to both sides."""
+    slope: Any = importlib.import_module("benchmarks.long_run").slope
+    exact = slope([0.0, 3600.0, 7200.0, 10800.0], [10.0, 11.0, 12.0, 13.0])
+    assert [exact[key] for key in ("median", "per_hour", "low", "high")] == [11.5, 1, 1, 1]
+    level = slope([-7200.0, -3600.0, 0.0, 3600.0, 7200.0], [6.0, 6.0, 10.0, 6.0, 6.0])
+    # residuals -0.8 four times and 3.2: squares 12.8 over 3 degrees of freedom, over 10 hours^2
+    assert level["per_hour"] == pytest.approx(0, abs=1e-12)
+    half = pytest.approx(1.96 * (12.8 / 3 / 10) ** 0.5)
+    assert level["high"] == half
+    assert -level["low"] == half
+    assert slope([0.0, 1.0, 2.0], [1.0, 2.0, 3.0])["per_hour"] is None
+
+
+def test_a_cancelled_round_may_end_elsewhere_and_no_other() -> None:
+    agrees: Any = importlib.import_module("benchmarks.long_run").agrees
+    assert agrees("cancelled", [[1, 2, 3], []], [[1, 2], [4]])
+    assert not agrees("cancelled", [[1, 2, 3]], [[1, 3]])
+    assert not agrees("closed", [[1, 2, 3]], [[1, 2]])
