@@ -156,10 +156,10 @@ class Bench:
         )
 
 
-def cells_of(
-    job: Job, folder: Path, options: argparse.Namespace, throttle: int | None, known: list[Cell]
-) -> Iterator[Cell]:
-    """Profile one checkpoint under one disk, unless ``folder`` has that, and run its cells."""
+def bench_of(
+    job: Job, folder: Path, options: argparse.Namespace, throttle: int | None
+) -> tuple[Bench, int]:
+    """Profile one checkpoint under one disk, unless ``folder`` has that; also its store's bytes."""
     store, out = folder / "store", folder / f"profile-{throttle or 'free'}"
     size = pack(job.checkpoint, store).size_bytes
     if not (out / "profile.json").exists():
@@ -173,7 +173,14 @@ def cells_of(
             effort=QUICK if options.quick else None,
         )
         print(f"# {job.checkpoint.name}: profiled in {time.monotonic() - begun:.0f} s", flush=True)
-    bench = Bench(load_profile(out), options.runs, options.disk_bandwidth, throttle)
+    return Bench(load_profile(out), options.runs, options.disk_bandwidth, throttle), size
+
+
+def cells_of(
+    job: Job, folder: Path, options: argparse.Namespace, throttle: int | None, known: list[Cell]
+) -> Iterator[Cell]:
+    """The cells of one checkpoint under one disk, run unless they are known."""
+    bench, size = bench_of(job, folder, options, throttle)
     before = {cell.key: cell for cell in known}
     for fraction in job.memory:
         for requests in job.requests:

@@ -72,7 +72,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def prompts() -> list[list[int]]:
     """Token ids of unequal length."""
     generator = random.Random(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import shutil
@@ -9,13 +10,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def benchmark_module() -> ModuleType:
     spec = importlib.util.spec_from_file_location(
         "prediction_benchmark", ROOT / "benchmarks" / "prediction.py"
@@ -70,29 +72,55 @@ def test_every_cell_is_in_the_result(
     assert {path.name for path in tmp_path.iterdir()} == {"tiny", "result.json", "result.md"}
 
 
-def test_a_stopped_grid_goes_on(
+@pytest.fixture(scope="module")
+def first(
     benchmark_module: ModuleType,
     checkpoint: Callable[[str], Path],
     prompts: list[list[int]],
-    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, list[str]]:
+    """A folder with the result of one cell, and the words that it was run with."""
+    folder = tmp_path_factory.mktemp("grid")
+    words = [str(_tiny(checkpoint, prompts, folder)), "--memory", "40", "--new-tokens", "3"]
+    words += ["--quick", "--prompt-tokens", "8", "--runs", "1", "--work", str(folder / "work")]
+    out = ["--out", str(folder / "result.json")]
+    assert benchmark_module.main([*words, *out, "--requests", "2"]) == 0
+    return folder, words
+
+
+def test_a_stopped_grid_goes_on(
+    benchmark_module: ModuleType,
+    first: tuple[Path, list[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The profile and the cells that are there stay; only what is missing runs."""
-    out = tmp_path / "result.json"
-    arguments = [
-        str(_tiny(checkpoint, prompts, tmp_path)),
-        "--memory",
-        "40",
-        "--new-tokens",
-        "3",
-        "--quick",
-    ]
-    arguments += ["--prompt-tokens", "8", "--runs", "1", "--work", str(tmp_path / "work")]
-    arguments += ["--out", str(out)]
-    assert benchmark_module.main([*arguments, "--requests", "2"]) == 0
-    (first,) = json.loads(out.read_text())["cells"]
+    folder, words = first
+    out = folder / "result.json"
+    (before,) = json.loads(out.read_text())["cells"]
     monkeypatch.setattr(benchmark_module, "profile_checkpoint", None)
-    assert benchmark_module.main([*arguments, "--requests", "2", "3"]) == 0
+    assert benchmark_module.main([*words, "--out", str(out), "--requests", "2", "3"]) == 0
     again, second = json.loads(out.read_text())["cells"]
-    assert again == first
+    assert again == before
     assert second["requests"] == 3
+
+
+def test_every_strategy_of_a_cell_is_planned_and_run(
+    first: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ranking: Any = importlib.import_module("benchmarks.ranking")
+    prediction: Any = importlib.import_module("benchmarks.prediction")
+    # the grid's profile is used
+    monkeypatch.setattr(prediction, "profile_checkpoint", None)
+    out = tmp_path / "ranking.json"
+    words = [*first[1], "--requests", "2", "--runs", "2", "--out", str(out)]
+    assert ranking.main([*words, "--solvers", "all-experts", "on-demand", "lru"]) == 0
+    (cell,) = json.loads(out.read_text())["cells"]
+    assert {row["solver"] for row in cell["rows"]} == {"all-experts", "on-demand", "lru"}
+    run = {row["solver"]: row for row in cell["rows"] if "measured" in row}
+    assert cell["pairs"] == len(run) * (len(run) - 1) // 2
+    for row in cell["rows"]:
+        if row["solver"] not in run:
+            assert row["same_plan_as"] in run
+            continue
+        assert len(row["measured"]) == 2
+        assert 0 < row["least"] <= row["median"] <= row["most"]

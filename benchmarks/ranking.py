@@ -1,0 +1,202 @@
+"""Does the planner's order of strategies by predicted rate equal the measured order?
+
+    python benchmarks/ranking.py                    # the grid of prediction.py: root only
+    python benchmarks/ranking.py CHECKPOINT ... --disk-bandwidth 400000000 --requests 8
+
+Each strategy that makes schedules to run, and searches for none, is planned in the same cells:
+the smaller budget of each checkpoint of ``benchmarks/prediction.py``, whose profiles under
+``--work`` are used where they are there. Runs take turns, one of each strategy a round, so that a
+machine that grows slower weighs on all alike; the median counts. Equal policies are one plan and
+are run once.
+Kendall's tau (b) is over all pairs of different plans, and once more over those whose runs do not
+overlap: others cannot be told apart. Writes benchmarks/results/ranking.json.
+"""
+
+# ruff: noqa: E402 (the search path comes before the imports)
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+ROOT = Path(__file__).resolve().parents[1]
+# not the script's own folder, which has files of the names of packages
+sys.path[:] = [one for one in sys.path if Path(one).resolve() != Path(__file__).resolve().parent]
+sys.path.insert(0, str(ROOT))
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+from benchmarks.prediction import THROTTLES, Bench, Job, bench_of, grid, run_prompts
+from benchmarks.record import Record
+from benchmarks.throttle import throttled
+from executor import Engine
+from planner.documents import Plan, Workload
+from planner.documents.base import write_atomic
+from planner.solve import make_plan
+from solvers.errors import MoeplanError
+from solvers.registry import BACK_ENDS, Feature, load
+
+Document = dict[str, Any]
+
+
+def strategies() -> list[str]:
+    """Names of those that make schedules to run without a search."""
+    found = []
+    for name in BACK_ENDS:
+        features = load(name).features
+        if Feature.RUNNABLE in features and Feature.BOUND not in features:
+            found.append(name)
+    return found
+
+
+def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Kendall's tau-b of (x, y) pairs; None where one of both does not differ at all."""
+    return tau_of([(a[0] - b[0], a[1] - b[1]) for a, b in combinations(pairs, 2)])
+
+
+def tau_of(differences: Sequence[tuple[float, float]]) -> float | None:
+    """Of the differences of pairs in x and in y: agreeing minus disagreeing, ties apart."""
+    agreeing = sum(math.copysign(1, x * y) if x * y else 0.0 for x, y in differences)
+    different = [sum(one[axis] != 0 for one in differences) for axis in (0, 1)]
+    return agreeing / math.sqrt(math.prod(different)) if all(different) else None
+
+
+def ranked(bench: Bench, memory_bytes: int, workload: Workload, names: list[str]) -> Document:
+    """One cell: every strategy planned and run."""
+    plans = {
+        name: make_plan(
+            bench.profile, workload, memory_bytes=memory_bytes, solver=name, time_limit_seconds=5
+        )
+        for name in names
+    }
+    first: dict[str, str] = {}
+    for name, plan in plans.items():
+        first.setdefault(repr(plan.policy), name)
+    different = {name: plans[name] for name in first.values()}
+    prompts = run_prompts(bench.profile, workload)
+    rates: dict[str, list[float]] = {name: [] for name in different}
+    for turn in range(bench.runs):
+        for name, plan in different.items():
+            rates[name].append(_rate(bench, plan, prompts))
+        print(f"#   round {turn + 1} of {bench.runs}", flush=True)
+    rows = [_row(name, plan, rates[name]) for name, plan in different.items()]
+    pairs = [
+        (a["predicted"] - b["predicted"], a["median"] - b["median"], _apart(a, b))
+        for a, b in combinations(rows, 2)
+    ]
+    clear = [(x, y) for x, y, apart in pairs if apart]
+    same = [
+        {"solver": name, "same_plan_as": first[repr(plan.policy)]}
+        for name, plan in plans.items()
+        if name not in different
+    ]
+    return {
+        "checkpoint": bench.profile.model.name,
+        "throttle_bytes_per_second": bench.throttle or bench.paced_bytes_per_second,
+        "memory_bytes": memory_bytes,
+        "requests": workload.requests,
+        "prompt_tokens": workload.prompt_tokens,
+        "new_tokens": workload.new_tokens,
+        "pairs": len(pairs),
+        "tau": tau_of([(x, y) for x, y, _ in pairs]),
+        "pairs_told_apart": len(clear),
+        "tau_told_apart": tau_of(clear),
+        "rows": sorted(rows, key=lambda row: -row["predicted"]) + same,
+    }
+
+
+def _rate(bench: Bench, plan: Plan, prompts: list[list[int]]) -> float:
+    pace = bench.paced_bytes_per_second
+    with Engine.from_plan(plan, paced_bytes_per_second=pace) as engine:
+        engine.generate(prompts, plan.workload.new_tokens)
+        totals = engine.trace().totals
+    return totals.new_tokens * 1e9 / totals.wall_ns
+
+
+def _row(name: str, plan: Plan, rates: list[float]) -> Document:
+    promised = plan.predicted.tokens_per_second
+    return {
+        "solver": name,
+        "n_batches": plan.policy.n_batches,
+        "batch_size": plan.policy.batch_size,
+        "predicted": promised.value,
+        "low": promised.low,
+        "high": promised.high,
+        "median": statistics.median(rates),
+        "least": min(rates),
+        "most": max(rates),
+        "measured": [round(rate, 3) for rate in rates],
+    }
+
+
+def _apart(one: Document, other: Document) -> bool:
+    return bool(one["least"] > other["most"] or other["least"] > one["most"])
+
+
+def _options(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("checkpoints", nargs="*", type=Path)
+    parser.add_argument("--memory", type=float, default=0.45, help="share of the weights")
+    parser.add_argument("--requests", nargs="+", type=int, help="(8; of the grid, its own)")
+    parser.add_argument("--prompt-tokens", type=int, default=32)
+    parser.add_argument("--new-tokens", type=int, default=8)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--solvers", nargs="+", choices=strategies(), default=strategies())
+    parser.add_argument(
+        "--disk-bandwidth", type=int, help="bytes/s to hold the disk to, by waiting"
+    )
+    parser.add_argument("--throttle", type=int, help="bytes/s, by the kernel (root)")
+    parser.add_argument("--quick", action="store_true", help="profile in a moment, for a test")
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "prediction")
+    results = ROOT / "benchmarks" / "results" / "ranking.json"
+    parser.add_argument("--out", type=Path, default=results)
+    options = parser.parse_args(argv)
+    if options.runs < 1:
+        parser.error("--runs: give 1 or more")
+    if len(set(options.solvers)) < 2:
+        parser.error("--solvers: an order takes two or more")
+    if not options.checkpoints and options.throttle is None and options.disk_bandwidth is None:
+        options.throttle = THROTTLES[0]
+    return options
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the cells, print their taus and write them."""
+    options = _options(argv)
+    options.work.mkdir(parents=True, exist_ok=True)
+    record = Record.begin(budget=f"{options.runs} runs a strategy, searches of 5 s")
+    jobs = [
+        Job(one, (options.memory,), (8,), options.prompt_tokens, options.new_tokens)
+        for one in options.checkpoints
+    ]
+    cells: list[Document] = []
+    for job in jobs or grid(options.work):
+        folder = options.work / f"{job.checkpoint.name}-run"
+        folder.mkdir(exist_ok=True)
+        with throttled(options.throttle, folder):
+            bench, size = bench_of(job, folder, options, options.throttle)
+            for requests in options.requests or job.requests:
+                workload = Workload(requests, job.prompt_tokens, job.new_tokens)
+                memory_bytes = int(size * min(job.memory))
+                cell = ranked(bench, memory_bytes, workload, options.solvers)
+                cells.append(cell)
+                tau = cell["tau"]
+                said = "no two rates differ" if tau is None else f"tau {tau:.2f}"
+                print(f"{cell['checkpoint']}, {requests} requests: {said}", flush=True)
+                body = {"about": record.about(), "cells": cells}
+                write_atomic(options.out, (json.dumps(body, indent=1) + "\n").encode())
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except MoeplanError as error:
+        sys.exit(f"ranking: {error}")
