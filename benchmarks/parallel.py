@@ -4,11 +4,13 @@
                                   [--new-tokens 16] [--devices 2,4] [--simulated 8,16,32,64]
 
 Each number of devices is that many processes of this machine: they share its cores, so more of them
-are not faster. The simulator is given an expert's time against its rows and an exchange's latency
-and bandwidth, all measured on the same processes before and after the run, and the rows that each
-device met in the run; nothing is fitted to the run's times. A measured layer lasts from its last
-device's start to its end (the least of the devices' durations, since all end together). Other work
-on the machine holds single layers up: all times are first deciles, the measured median is beside.
+are not faster. The simulator is given an expert's time against its rows, an exchange's latency and
+bandwidth, and the rows that each device met in the run. Times are measured on the same processes
+before and after the run, those of exchanges in passes of one sequence on each device: where
+processes share cores, they wait for each other's dense parts and experts as well. Nothing is fitted
+to the run's times. A measured layer lasts from its last device's start to its end (the least of the
+devices' durations, since all end together). Other work on the machine holds single layers up: all
+times are first deciles, the measured median is beside.
 Writes benchmarks/results/parallel.json.
 """
 

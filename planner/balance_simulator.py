@@ -12,6 +12,7 @@ with what stays on its device free. ``benchmarks/parallel.py`` holds it against 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,7 @@ from planner.documents import Curve, ExpertPlacement
 from planner.placement import Cluster
 from solvers.errors import OptionError
 
-__all__ = ["LayerTimes", "Links", "dealt", "simulate"]
+__all__ = ["LayerTimes", "Links", "copies_of", "dealt", "links_of", "simulate"]
 
 Int64 = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -89,6 +90,53 @@ def dealt(load: Int64, devices: int) -> Int64:
     return rows
 
 
+def copies_of(placement: ExpertPlacement) -> Int64:
+    """[layers, experts, devices]: which copy of an expert a device holds, from 1 on; 0 is none."""
+    held = np.zeros((len(placement.layers), placement.experts, placement.devices), dtype=np.int64)
+    for stage, layer in enumerate(placement.layers):
+        for item, devices in enumerate(layer.devices):
+            held[stage, item, list(devices)] = np.arange(1, len(devices) + 1)
+    return held
+
+
+def links_of(
+    short: tuple[Int64, Floats],
+    long: tuple[Int64, Floats],
+    placement: ExpertPlacement,
+    row_bytes: int,
+) -> Links:
+    """Links of one node from what real layers took beside their experts.
+
+    Parameters
+    ----------
+    short, long
+        Passes with few and with many rows: load as for ``simulate``, and [scenarios, layers] ns
+        without the longest device's experts. What other work on the machine holds up is left out:
+        the first decile counts.
+    row_bytes
+        As for ``simulate``.
+    """
+    little, much = (_mean_moved(load, placement, row_bytes) for load, _ in (short, long))
+    least, most = (float(np.quantile(rest, 0.1)) for _, rest in (short, long))
+    if not much > little:
+        return Links(int(max(least, 0.0) / 3), math.inf, math.inf)
+    # there and back; more rows may be measured faster, by chance
+    speed = 2e9 * (much - little) / max(most - least, 1.0)
+    return Links(int(max(least - 2e9 * little / speed, 0.0) / 3), speed, speed)
+
+
+def _mean_moved(load: Int64, placement: ExpertPlacement, row_bytes: int) -> float:
+    """Bytes on the busiest device's link, one way: mean over scenarios and layers."""
+    parts = [_part(copy) for copy in copies_of(placement)]
+    one_node, one = np.zeros((placement.devices, placement.devices)), Links(0, 1.0, 1.0)
+    moved = [
+        _move_seconds(rows @ part * row_bytes, one_node, one)
+        for layers in load
+        for rows, part in zip(layers, parts, strict=True)
+    ]
+    return float(np.mean(moved))
+
+
 def simulate(
     load: Int64,
     placement: ExpertPlacement,
@@ -121,10 +169,7 @@ def simulate(
     OptionError
         If load does not fit the placement.
     """
-    held = np.zeros((len(placement.layers), placement.experts, placement.devices), dtype=np.int64)
-    for stage, layer in enumerate(placement.layers):
-        for item, devices in enumerate(layer.devices):
-            held[stage, item, list(devices)] = np.arange(1, len(devices) + 1)
+    held = copies_of(placement)
     if load.ndim != 4 or load.shape[1:] != (len(held), placement.devices, placement.experts):
         raise OptionError(
             f"load is {load.shape}, the placement asks for [scenarios, {len(held)} layers, "
@@ -136,7 +181,7 @@ def simulate(
     shape = load.shape[:2]
     times = LayerTimes(np.zeros(shape), np.zeros(shape), np.zeros(shape))
     for stage, copy in enumerate(held):
-        part = (copy > 0) / (copy > 0).sum(axis=1, keepdims=True)
+        part = _part(copy)
         for scenario in range(len(load)):
             rows = load[scenario, stage]
             busy = cost[_rows_of(rows.sum(axis=0), copy)].sum(axis=0)
@@ -148,6 +193,12 @@ def simulate(
             times.idle_ns[scenario, stage] = full - busy.mean()
             times.exchange_ns[scenario, stage] = 3 * links.latency_ns + 2e9 * moved
     return times
+
+
+def _part(copy: Int64) -> Floats:
+    """[experts, devices]: part of an expert's rows that each device takes."""
+    parts: Floats = (copy > 0) / (copy > 0).sum(axis=1, keepdims=True)
+    return parts
 
 
 def _rows_of(rows: Int64, copy: Int64) -> Int64:

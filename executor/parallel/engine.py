@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from executor.closing import Closing
 from executor.parallel.buffer import Eviction
@@ -15,7 +18,7 @@ from executor.parallel.group import RankGroup
 from executor.prompts import check_tokens
 from executor.source import open_weights
 from executor.tokenizer import end_tokens
-from planner.balance_simulator import Links
+from planner.balance_simulator import Links, links_of
 from planner.documents import Curve, ExpertPlacement, ModelSpec
 from planner.memory import aligned
 from solvers.errors import BudgetError, DocumentError, OptionError, UnsupportedError
@@ -23,6 +26,8 @@ from solvers.errors import BudgetError, DocumentError, OptionError, UnsupportedE
 __all__ = ["ParallelEngine", "ParallelRun", "RankReport", "Rebalance", "check_fits"]
 
 _MOST_RANKS = 64
+_SHORT_PASSES, _LONG_PASSES, _LONG_TOKENS = 24, 4, 128
+"""What exchanges are measured by: passes of a token, and of many, on each device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,18 +284,24 @@ class ParallelEngine(Closing):
     def measure(self) -> tuple[Curve, Links]:
         """What ``planner.balance_simulator`` needs to know of these processes.
 
+        Exchanges are measured in passes, where ranks that share cores wait for each other's dense
+        parts and experts as well: one sequence on each device, of one token at a time (latency) and
+        of many (bandwidth).
+
         Returns
         -------
         expert
             Time of one expert against its rows, while the other ranks wait.
         links
-            A third of the time of a layer's exchanges of next to no rows, with all that the
-            ranks do for them, and the bandwidth of one rank's rows.
+            A third of what a layer of next to no rows takes beside its experts, and the bandwidth
+            of one rank's rows.
         """
-        group = self._load(batch_size=1, requests=1, prompt_tokens=1, new_tokens=1)
+        long = max(min(_LONG_TOKENS, self.model.max_context - _SHORT_PASSES), 1)
+        group = self._load(batch_size=1, requests=1, prompt_tokens=long, new_tokens=_SHORT_PASSES)
         answers = group.ask([{"order": "measure"}] * self.placement.devices)
-        points = answers[0]["expert"]
-        rows, durations, spreads = zip(*points, strict=True)
+        rows, durations, spreads = zip(
+            *next(one["expert"] for one in answers if one["expert"]), strict=True
+        )
         curve = Curve(
             rows,
             # a few more rows may be measured faster, but do not take less
@@ -299,11 +310,39 @@ class ParallelEngine(Closing):
             (answers[0]["samples"],) * len(rows),
             "measured",
         )
-        (little, least, _), (much, most, _) = answers[0]["exchange"]
-        # rows go there and back; what one device keeps for itself has no speed
-        speed = 2e9 * (much - little) / max(most - least, 1) if much > little else math.inf
-        latency = max(least - 2e9 * little / speed, 0) // 3
-        return curve, Links(int(latency), speed, speed)
+        short = self._rehearsed(group, 1, _SHORT_PASSES)
+        parts = [self._rehearsed(group, long, 1) for _ in range(_LONG_PASSES)]
+        many = tuple(np.concatenate(part) for part in zip(*parts, strict=True))
+        row_bytes = self.model.hidden_size * self.model.dtype_bytes
+        return curve, links_of(short, (many[0], many[1]), self.placement, row_bytes)
+
+    def _rehearsed(
+        self, group: RankGroup, tokens: int, passes: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """Rows [passes, layers, devices, experts] of a sequence on each device, and each layer's
+        time beside its experts."""
+        draw = random.Random(tokens)
+        orders = [
+            {
+                "order": "generate",
+                "prompts": [[draw.randrange(self.model.vocab_size) for _ in range(tokens)]],
+                "limit": passes,
+                "end_tokens": [],
+                "record": True,
+                "rebalance": None,
+            }
+            for _ in range(self.placement.devices)
+        ]
+        found = [answer["layers"] for answer in group.ask(orders)]
+        load = np.array([one["counts"] for one in found[0]])
+        took, experts = (
+            np.array([[one[name] for one in rank] for rank in found])
+            for name in ("duration_ns", "expert_ns")
+        )
+        # from the last rank's start to the end, which all share
+        rest = (took.min(axis=0) - experts.max(axis=0)).astype(np.float64)
+        layers = len(self.placement.layers)
+        return load.reshape(passes, layers, *load.shape[1:]), rest.reshape(passes, layers)
 
     def _load(self, **sizes: int) -> RankGroup:
         """Ranks that have loaded this placement, with buffers of these sizes."""

@@ -15,7 +15,7 @@ from executor.device import Device
 from executor.operations import feed_expert, tile_of
 from executor.parallel.buffer import Eviction, ExpertBuffer
 from executor.parallel.exchange import Exchange, Segment, gather_counts
-from executor.parallel.measure import SAMPLES, exchange_curve, expert_curve
+from executor.parallel.measure import SAMPLES, expert_curve
 from executor.parallel.rebalance import Rebalancer
 from executor.schedule import Chunk
 from executor.sequences import Sequences
@@ -226,21 +226,18 @@ class Rank:
             self._preload(found)
 
     def measure(self) -> dict[str, Any]:
-        """Times of an expert (on rank 0, while the others wait) and of exchanges."""
-        model, device = self._model, self._device
-        layer = next(spec for spec in model.layers if spec.experts)
-        own = self._own(self._placement)
-        curve = []
-        with torch.inference_mode():
-            if self._rank == 0:
-                unit = own[0]
-                weights = device.expert(unit, self.buffer.use(unit))
-                curve = expert_curve(device.adapter, weights, model.hidden_size, device.dtype)
-            torch.distributed.barrier()
-            hidden, dtype = model.hidden_size, device.dtype
-            placed = self._placement[layer.index]
-            moved = exchange_curve(self._rank, placed, layer.top_k, hidden, dtype)
-            return {"expert": curve, "exchange": moved, "samples": SAMPLES}
+        """Times of an expert, on the first rank that has one, while the others wait."""
+        device, curve = self._device, []
+        first = min(rank for held in self._placement.values() for ranks in held for rank in ranks)
+        if self._rank == first:
+            own = self._own(self._placement)
+            # what is in the buffer; where nothing is yet, the first
+            units = [unit for unit in own if unit in self.buffer] or own[:1]
+            with torch.inference_mode():
+                weights = [device.expert(unit, self.buffer.use(unit)) for unit in units]
+                curve = expert_curve(device.adapter, weights, self._model.hidden_size, device.dtype)
+        torch.distributed.barrier()
+        return {"expert": curve, "samples": SAMPLES}
 
     def _sums(self) -> dict[str, int]:
         return {

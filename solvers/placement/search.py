@@ -52,6 +52,8 @@ class StageSearch:
         while time.monotonic() < deadline:
             better = False
             for left, right in combinations(range(self.devices), 2):
+                if time.monotonic() >= deadline:
+                    return
                 better = self._swap(left, right) or better
             if self.replicas and not better:
                 better = self._replica()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
-from planner.balance_simulator import Links, dealt, simulate
+from planner.balance_simulator import Links, dealt, links_of, simulate
 from planner.documents import Curve, ExpertPlacement
 from planner.documents.placement import BalanceFigures, LayerPlacement
 from solvers.errors import OptionError
@@ -96,3 +98,22 @@ def test_what_does_not_fit_is_refused() -> None:
         )
     with pytest.raises(OptionError, match="not positive"):
         Links(0, 0.0, 1.0)
+
+
+def test_links_from_layers() -> None:
+    # expert 0 on device 0, expert 1 on device 1; each device's rows choose the other's expert:
+    # 1 row of 100 bytes in short layers, 11 in long ones. An exchange of 300 ns (3 x 100) and
+    # 1 byte per ns takes 300 + 2 x 100 and 300 + 2 x 1100, the first decile of what was seen
+    placement = placed(2, 1, (0,), (1,))
+    short = np.broadcast_to([[0, 1], [1, 0]], (11, 1, 2, 2))
+    rest = np.array([[500.0]] * 9 + [[900.0]] * 2)
+    links = links_of((short, rest), (11 * short, rest + 2000), placement, 100)
+    assert links.latency_ns == 100
+    assert links.intra_bytes_per_second == pytest.approx(1e9)
+    # what it tells is what the layers took
+    assert simulate(
+        short[:1], placement, expert=CURVE, links=links, row_bytes=100
+    ).exchange_ns == pytest.approx(500)
+    # all rows stay where they are: an exchange is latency alone
+    home = np.broadcast_to(np.eye(2, dtype=np.int64), (11, 1, 2, 2))
+    assert links_of((home, rest), (home, rest), placement, 100) == Links(166, math.inf, math.inf)
