@@ -14,6 +14,7 @@ from executor.layout import Place
 from executor.ledger import Ledger
 from executor.memory import Backend, CpuBackend, Lane, Region
 from executor.operations import Operations
+from executor.quantizing import quantized_expert
 from executor.schedule import Chunk
 from executor.source import WeightSource
 from executor.state import GroupState
@@ -39,7 +40,13 @@ DTYPES = {
     "float16": torch.float16,
 }
 
-STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+STORED = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+}
 
 _PURPOSES = {"dense": "dense", "expert": "experts", "head": "head"}
 
@@ -235,7 +242,12 @@ class Device:
         """An expert's matrices in its slot (None: resident)."""
         key = (unit, slot)
         weights = self._experts.get(key)
-        if weights is None:
+        if weights is None and self.adapter.model.quantized is not None:
+            tensors = self._tensors(self.source.places(unit), self._offset(unit, slot))
+            model = self.adapter.model
+            weights = quantized_expert(model, model.layers[unit.stage], tensors)
+            self._experts[key] = weights
+        elif weights is None:
             values = self.units.sizes[unit] // self.dtype.itemsize
             weights = self._experts[key] = self.adapter.expert_weights(
                 self._arena.tensor(self._offset(unit, slot), (values,), self.dtype),

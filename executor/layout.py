@@ -3,19 +3,31 @@
 An expert is ``gate | up | down`` without gaps, so that gate and up are one matrix. A dense part is
 its tensors in the checkpoint's order, each at a multiple of 64 bytes. The embedding and
 the head are one tensor each; biases of the final norm and of the head lie behind the final norm.
+A quantized expert is what ``executor.quantized`` says of both its matrices, and its biases, each at
+a multiple of 64 bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from executor.families import check_family
 from planner.checkpoint import Checkpoint, TensorEntry
+from planner.documents import LayerSpec, ModelSpec, QuantizedExperts
 from planner.memory import DENSE_TENSORS, TENSOR_ALIGNMENT_BYTES
+from planner.quantized import expert_matrices, group_of, value_bytes
 from solvers.errors import UnsupportedError
 
-__all__ = ["Place", "UnitLayout", "dense_name", "expert_name", "unit_layouts"]
+__all__ = [
+    "Place",
+    "UnitLayout",
+    "dense_name",
+    "expert_name",
+    "quantized_layouts",
+    "unit_layouts",
+]
 
 EMBEDDING, HEAD, FINAL_NORM = "embedding", "head", "final_norm"
 _STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -88,6 +100,59 @@ def unit_layouts(checkpoint: Checkpoint) -> dict[str, UnitLayout]:
     if not checkpoint.model.tied:
         units.append(_unit(HEAD, (checkpoint.head,), 1))
     return {unit.name: unit for unit in units}
+
+
+def quantized_layouts(
+    layouts: dict[str, UnitLayout], model: ModelSpec, how: QuantizedExperts
+) -> dict[str, UnitLayout]:
+    """The units of a store whose experts are quantized; ``sources`` stay the checkpoint's.
+
+    Raises
+    ------
+    UnsupportedError
+        If groups do not fit an expert's rows.
+    """
+    found = dict(layouts)
+    for layer in model.layers:
+        for expert in range(layer.experts):
+            name = expert_name(layer.index, expert)
+            found[name] = _quantized(layouts[name], model, layer, how)
+    return found
+
+
+def _quantized(
+    unit: UnitLayout, model: ModelSpec, layer: LayerSpec, how: QuantizedExperts
+) -> UnitLayout:
+    tensors: list[tuple[str, str, tuple[int, ...]]] = []
+    own, width = _STORED[model.dtype], model.dtype_bytes
+    shapes = expert_matrices(model, layer)
+    for role, (rows, columns) in zip(("gate_up", "down"), shapes, strict=True):
+        group = group_of(how, columns)
+        if not group or (rows % 2 and how.format == "int4-1"):
+            raise UnsupportedError(
+                f"{model.name}: {role} of layer {layer.index}'s experts is {rows} x {columns}: "
+                + (f"its {columns} columns cannot be cut into groups" if not group else "odd rows")
+                + (f" of {how.group}" if how.group is not None and not group else "")
+                + f", so it cannot be stored in {how.format}"
+            )
+        if how.format == "int8-1":
+            tensors.append((f"{role}.values", "I8", (rows, columns)))
+            tensors.append((f"{role}.scales", own, (rows, columns // group)))
+        else:
+            tensors.append((f"{role}.values", "U8", (value_bytes(how, rows, columns),)))
+            tensors.append((f"{role}.scales", own, (columns // group, rows, 2)))
+    biases = [place for place in unit.places if "bias" in place.role]
+    tensors += [
+        (f"{role}.bias", place.dtype, place.shape)
+        for role, place in zip(("gate_up", "down"), biases, strict=False)
+    ]
+    places, offset = [], 0
+    for role, dtype, shape in tensors:
+        offset = -(-offset // TENSOR_ALIGNMENT_BYTES) * TENSOR_ALIGNMENT_BYTES
+        size = prod(shape) * (width if dtype == own else 1)
+        places.append(Place(role, dtype, shape, offset, size))
+        offset += size
+    return UnitLayout(unit.name, offset, tuple(places), unit.sources)
 
 
 def _entries(checkpoint: Checkpoint) -> Iterator[TensorEntry]:

@@ -16,6 +16,7 @@ from torch.nn import functional
 from executor.adapters import Adapter, ExpertWeights, FeedForward
 from executor.attention import Attention
 from executor.embedding import Embedding
+from executor.quantized import QuantizedMatrix
 from executor.state import GroupState
 from planner.documents import ModelSpec, Policy
 from planner.memory import (
@@ -164,7 +165,7 @@ class Operations:
         """Compute one expert for the tokens that chose it, and add it to their sums."""
         state = self._state
         normed, sums = state.normed, state.sums
-        dtype_bytes = weights.down.element_size()
+        dtype_bytes = self._adapter.dtype.itemsize
         first, stop = self._offsets[expert], self._offsets[expert + 1]
         while first < stop:
             rows, computed = tile_of(stop - first, dtype_bytes)
@@ -265,8 +266,17 @@ class Operations:
 
 def feed_expert(adapter: Adapter, rows: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
     """An expert's output for ``rows`` [rows, hidden], not yet weighted."""
-    both = functional.linear(rows, weights.gate_up, weights.gate_up_bias)
-    return functional.linear(adapter.activate(both), weights.down, weights.down_bias)
+    both = _product(rows, weights.gate_up, weights.gate_up_bias)
+    return _product(adapter.activate(both), weights.down, weights.down_bias)
+
+
+def _product(
+    rows: torch.Tensor, matrix: torch.Tensor | QuantizedMatrix, bias: torch.Tensor | None
+) -> torch.Tensor:
+    if isinstance(matrix, torch.Tensor):
+        return functional.linear(rows, matrix, bias)
+    result = matrix.product(rows)
+    return result if bias is None else result.add_(bias)
 
 
 def _add_rows(sums: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor) -> None:

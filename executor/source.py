@@ -52,6 +52,8 @@ class WeightSource(Closing):
     ) -> None:
         self.checkpoint = checkpoint
         self._stored = stored_shares(index)
+        self._quantized = None if index is None else index.quantized
+        self._known: tuple[ModelSpec, ModelSpec] | None = None
         self.store_fingerprint = None if index is None else index.fingerprint
         self._layouts = layouts
         self._checksums = {} if index is None else {u.name: u.checksum for u in index.units}
@@ -83,10 +85,23 @@ class WeightSource(Closing):
 
     @property
     def model(self) -> ModelSpec:
-        """The checkpoint's model document, with what a compressed store has of it."""
-        if self._stored is None:
-            return self.checkpoint.model
-        return replace(self.checkpoint.model, stored=self._stored)
+        """The checkpoint's model document, with what a compressed or quantized store has of it."""
+        model = self.checkpoint.model
+        if self._known is not None and self._known[0] is model:
+            return self._known[1]
+        checkpoints = model
+        if self._quantized is not None:
+            layers = tuple(
+                replace(layer, expert_bytes=self._layouts[expert_name(layer.index, 0)].size_bytes)
+                if layer.experts
+                else layer
+                for layer in model.layers
+            )
+            model = replace(model, layers=layers, quantized=self._quantized)
+        if self._stored is not None:
+            model = replace(model, stored=self._stored)
+        self._known = (checkpoints, model)
+        return model
 
     @property
     def fingerprint(self) -> str:
@@ -243,6 +258,6 @@ def open_weights(
     layouts = unit_layouts(source)
     index = None
     if store is not None:
-        index = load_index(store, layouts, source.model.fingerprint)
+        index, layouts = load_index(store, layouts, source.model)
         ensure_verified(store, index)
     return WeightSource(source, layouts, store, index, read_into)

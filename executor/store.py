@@ -18,8 +18,14 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from executor.blocks import Blocks, block_sizes
-from executor.layout import EMBEDDING, FINAL_NORM, HEAD, UnitLayout
-from planner.documents import Document, StoredShares, load_document
+from executor.layout import EMBEDDING, FINAL_NORM, HEAD, UnitLayout, quantized_layouts
+from planner.documents import (
+    Document,
+    ModelSpec,
+    QuantizedExperts,
+    StoredShares,
+    load_document,
+)
 from planner.documents.base import STRICT, Bytes, Hash, Positive, canonical_json, to_json
 from planner.files import exists, is_dir, is_file
 from planner.memory import BLOCK_BYTES, aligned
@@ -117,12 +123,14 @@ class StoreIndex(Document):
     """What a store holds and which checkpoint it was made from."""
 
     kind: ClassVar[str] = "store"
+    added: ClassVar[tuple[str, ...]] = ("quantized",)
 
     checkpoint_fingerprint: Hash
     data_file: str
     data_bytes: Bytes
     units: tuple[StoreUnit, ...]
     compression: Compression | None = None
+    quantized: QuantizedExperts | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -154,8 +162,20 @@ def place_units(stored_bytes: Iterable[int]) -> tuple[list[int], int]:
     return offsets, end
 
 
-def load_index(store: Path, layouts: dict[str, UnitLayout], fingerprint: str) -> StoreIndex:
+def load_index(
+    store: Path, layouts: dict[str, UnitLayout], model: ModelSpec
+) -> tuple[StoreIndex, dict[str, UnitLayout]]:
     """Read a store's index and hold it against the checkpoint it is used with.
+
+    Parameters
+    ----------
+    layouts, model
+        The checkpoint's.
+
+    Returns
+    -------
+    tuple
+        The index, and the layouts of the store's units.
 
     Raises
     ------
@@ -175,7 +195,7 @@ def load_index(store: Path, layouts: dict[str, UnitLayout], fingerprint: str) ->
         index = load_document(StoreIndex, store / INDEX_FILE)
     except DocumentError as error:
         raise CheckpointError(f"{error}; pack the checkpoint again into a new folder") from error
-    if index.checkpoint_fingerprint != fingerprint:
+    if index.checkpoint_fingerprint != model.fingerprint:
         raise StaleError("store", f"{store}: was packed from another checkpoint; pack this one")
     data = store / index.data_file
     if Path(index.data_file).name != index.data_file or not is_file(data):
@@ -185,6 +205,8 @@ def load_index(store: Path, layouts: dict[str, UnitLayout], fingerprint: str) ->
             f"{data}: {data.stat().st_size} bytes, not {index.data_bytes}; "
             "pack the checkpoint again into a new folder"
         )
+    if index.quantized is not None:
+        layouts = quantized_layouts(layouts, model, index.quantized)
     offsets, size = place_units(unit.stored_bytes for unit in index.units)
     if (
         [unit.name for unit in index.units] != list(layouts)
@@ -197,7 +219,7 @@ def load_index(store: Path, layouts: dict[str, UnitLayout], fingerprint: str) ->
             f"{store / INDEX_FILE}: does not describe the checkpoint's units; "
             "pack the checkpoint again into a new folder"
         )
-    return index
+    return index, layouts
 
 
 def _blocks_fit(index: StoreIndex, unit: StoreUnit) -> bool:
@@ -205,7 +227,12 @@ def _blocks_fit(index: StoreIndex, unit: StoreUnit) -> bool:
     compression = index.compression
     if not unit.blocks:
         return True
-    if compression is None or compression.block_bytes != BLOCK_BYTES or unit.name in PLAIN_UNITS:
+    if (
+        index.quantized is not None
+        or compression is None
+        or compression.block_bytes != BLOCK_BYTES
+        or unit.name in PLAIN_UNITS
+    ):
         return False
     sizes = block_sizes(unit.size_bytes, compression.span_bytes(unit.name))
     return len(sizes) == len(unit.blocks) and all(map(le, unit.blocks, sizes))

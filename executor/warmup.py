@@ -70,7 +70,7 @@ def _experts(device: Device, most_rows: int) -> None:
     width = device.dtype.itemsize
     counts = (1, most_rows) if width == 4 else (*range(1, 128), 128, 256, 512, most_rows)
     for rows in sorted({tile_of(count, width)[1] for count in counts if count <= most_rows}):
-        width_in = weights.gate_up.shape[1]
+        width_in = device.source.model.hidden_size
         hidden = torch.zeros(rows, width_in, dtype=device.dtype, device=device.device)
         feed_expert(device.adapter, hidden, weights)
 

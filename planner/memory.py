@@ -11,6 +11,7 @@ without gaps, a dense part is its tensors one after another, each at a multiple 
 from __future__ import annotations
 
 from planner.documents import LayerPolicy, LayerSpec, MemoryAccount, ModelSpec, Policy, Workload
+from planner.quantized import BLOCK_ROWS, expert_matrices, scratch_bytes
 
 __all__ = [
     "ALIGNMENT_BYTES",
@@ -333,6 +334,8 @@ def _library_bytes(model: ModelSpec, policy: Policy, tokens: int, dtype_bytes: i
         # products with the whole context in sight, of so many lengths, for two sizes of a batch;
         # and two projections more
         shapes += 2 * CONTEXT_STEPS + 6 if expands_context(model) else 0
+        # the last tile of quantized experts may have rows of its own
+        shapes *= 2 if _odd_tiles(model) else 1
         return _GENERATED_BYTES * (2 * shapes + _OTHER_SHAPES)
     width = max(
         2 * max(layer.expert_intermediate for layer in model.layers),
@@ -341,6 +344,12 @@ def _library_bytes(model: ModelSpec, policy: Policy, tokens: int, dtype_bytes: i
         policy.head_tile_rows,
     )
     return min(2 * width * model.hidden_size * dtype_bytes, _MKL_BYTES)
+
+
+def _odd_tiles(model: ModelSpec) -> bool:
+    return model.quantized is not None and any(
+        rows % BLOCK_ROWS for layer in model.layers for rows, _ in expert_matrices(model, layer)
+    )
 
 
 def _mlp_width(model: ModelSpec, layer: LayerSpec) -> int:
@@ -390,10 +399,12 @@ def expert_tile_rows(tokens: int, dtype_bytes: int) -> int:
 
 
 def _feed_forward_bytes(model: ModelSpec, layer: LayerSpec, tokens: int, dtype_bytes: int) -> int:
-    """One tile of an expert or a dense MLP: rows in, gate and up, rows out, and in float32."""
+    """One tile of an expert or a dense MLP: rows in, gate and up, rows out, and in float32; and
+    what quantized weights are made numbers in."""
     width = max(layer.expert_intermediate, _mlp_width(model, layer))
     rows = max(expert_tile_rows(tokens, dtype_bytes), min(tokens, EXPERT_TILE_ROWS))
-    return rows * (2 * (model.hidden_size + width) * dtype_bytes + model.hidden_size * 4)
+    tile = rows * (2 * (model.hidden_size + width) * dtype_bytes + model.hidden_size * 4)
+    return tile + scratch_bytes(model, layer, dtype_bytes)
 
 
 def default_head_tiling(model: ModelSpec, dtype_bytes: int) -> tuple[int, int]:

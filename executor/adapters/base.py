@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from executor.quantized import QuantizedMatrix
 from planner.documents import ModelSpec
 from planner.memory import EXPERT_TILE_ROWS
 from solvers.errors import UnsupportedError
@@ -34,8 +35,8 @@ class ExpertWeights(NamedTuple):
     """One expert: ``gate_up`` [2 x intermediate, hidden], ``down`` [hidden, intermediate], and
     their biases."""
 
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: torch.Tensor | QuantizedMatrix
+    down: torch.Tensor | QuantizedMatrix
     gate_up_bias: torch.Tensor | None = None
     down_bias: torch.Tensor | None = None
 

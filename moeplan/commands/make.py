@@ -11,6 +11,8 @@ import typer
 from rich.text import Text
 
 from moeplan.commands.common import (
+    AttentionSinks,
+    AttentionWindow,
     Json,
     Memory,
     NewTokens,
@@ -50,8 +52,9 @@ from moeplan.options import (
 )
 from moeplan.output import SearchSteps, human_bytes
 from moeplan.words import memory_bars
-from planner.documents import write_document
+from planner.documents import QuantizedExperts, write_document
 from planner.objectives import OBJECTIVES
+from planner.quantized import LEAST_GROUP
 from solvers.errors import OptionError
 from solvers.registry import BOUNDS, REFUSED
 
@@ -62,6 +65,7 @@ _COMPRESS: dict[str, Literal["none", "exact", "auto"]] = {
     "exact": "exact",
     "auto": "auto",
 }
+_QUANTIZE: dict[str, Literal["int8-1", "int4-1"]] = {"int8": "int8-1", "int4": "int4-1"}
 
 
 def synth(
@@ -135,25 +139,60 @@ def pack(
             help="none; exact: fewer bytes that decode to the same bits; auto: so where it pays.",
         ),
     ] = "none",
+    quantize: Annotated[
+        str | None,
+        typer.Option("--quantize", help="int8 or int4: experts quantized by groups, all of them."),
+    ] = None,
+    group: Annotated[
+        int | None,
+        typer.Option(
+            "--group",
+            help="Weights of a row that share a scale (int8: the whole row; int4: 64 or fewer).",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Rewrite a checkpoint so that one direct read fetches one expert. Can be taken up again."""
     import executor
 
     reporter = reporter_of(ctx)
+    quantized = _quantized(quantize, group)
     if compress not in _COMPRESS:
         raise OptionError(f"--compress {compress!r} is unknown; choose {', '.join(_COMPRESS)}")
+    if quantized is not None and compress != "none":
+        raise OptionError(
+            f"--compress {compress} and --quantize {quantize}: a store is either quantized or "
+            "exactly compressed; leave one out"
+        )
     check_new_folder(store, "STORE", [checkpoint])
     with reporter.steps("pack") as progress:
-        summary = executor.pack(checkpoint, store, progress, compress=_COMPRESS[compress])
+        summary = executor.pack(
+            checkpoint, store, progress, compress=_COMPRESS[compress], quantize=quantized
+        )
     again = f", {summary.reused_units} of them from before" if summary.reused_units else ""
     share = summary.size_bytes / max(summary.weights_bytes, 1)
     small = f" ({share:.1%} of the weights, exactly compressed)" if summary.compressed else ""
+    if summary.quantized is not None:
+        off = summary.relative_error
+        small = f", experts in {quantize}" + ("" if off is None else f" ({off:.2%} off)")
     size = human_bytes(summary.size_bytes)
     reporter.show(Text(f"{store}: {summary.units} units{again}, {size}{small}, verified"))
     for note in summary.notes:
         reporter.note(f"moeplan: {note}")
     reporter.result(plain(summary))
+
+
+def _quantized(quantize: str | None, group: int | None) -> QuantizedExperts | None:
+    """What ``--quantize`` and ``--group`` ask for."""
+    if quantize is None:
+        if group is not None:
+            raise OptionError("--group has no effect without --quantize")
+        return None
+    if quantize not in _QUANTIZE:
+        raise OptionError(f"--quantize {quantize!r} is unknown; choose {', '.join(_QUANTIZE)}")
+    if group is not None and group < LEAST_GROUP:
+        raise OptionError(f"--group {group}: a group has {LEAST_GROUP} weights or more")
+    return QuantizedExperts(_QUANTIZE[quantize], group)
 
 
 def plan(
@@ -170,6 +209,8 @@ def plan(
     requests: Requests = 64,
     prompt_tokens: PromptTokens = 64,
     new_tokens: NewTokens = 16,
+    attention_window: AttentionWindow = None,
+    attention_sinks: AttentionSinks = None,
     objective: ObjectiveName = "throughput",
     solver: SolverName = "cpsat",
     then: Then = None,
@@ -207,7 +248,7 @@ def plan(
         made="plan",
     )
     limit = search_seconds((solver,), time_limit)
-    workload = workload_of(requests, prompt_tokens, new_tokens)
+    workload = workload_of(requests, prompt_tokens, new_tokens, attention_window, attention_sinks)
     loaded = profile_of(
         profile_folder,
         workload,

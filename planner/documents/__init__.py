@@ -21,7 +21,7 @@ from planner.documents.base import (
 )
 from planner.documents.costs import Channel, CostProfile, Curve, Hardware, Surface, Tier
 from planner.documents.machine import Machine
-from planner.documents.model import LayerSpec, ModelSpec, StoredShares
+from planner.documents.model import LayerSpec, ModelSpec, QuantizedExperts, StoredShares
 from planner.documents.placement import BalanceFigures, ExpertPlacement, LayerPlacement
 from planner.documents.plan import (
     MOST_REQUESTS,
@@ -83,6 +83,7 @@ __all__ = [
     "Predicted",
     "PredictedTotals",
     "ProfileIndex",
+    "QuantizedExperts",
     "Range",
     "RoutingStats",
     "RoutingTrace",

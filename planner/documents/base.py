@@ -107,6 +107,9 @@ class Document:
     kind: ClassVar[str]
     version: ClassVar[int] = 1
     sealed: ClassVar[bool] = False
+    added: ClassVar[tuple[str, ...]] = ()
+    """Keys that came later: where they are None they are left out, so that hashes of documents from
+    before stay what they were."""
 
 
 D = TypeVar("D", bound=Document)
@@ -130,6 +133,9 @@ def _adapter(cls: type[Document]) -> TypeAdapter[Any]:
 def to_json(document: Document) -> dict[str, Any]:
     """Plain JSON values of ``document``, with ``kind`` and ``version`` first."""
     body: dict[str, Any] = _adapter(type(document)).dump_python(document, mode="json")
+    for key in document.added:
+        if body[key] is None:
+            del body[key]
     return {"kind": document.kind, "version": document.version, **body}
 
 

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 
 from planner.documents.base import STRICT, Bytes, Document, Hash, Positive, Tokens, Units
 
-__all__ = ["LayerSpec", "ModelSpec", "StoredShares"]
+__all__ = ["LayerSpec", "ModelSpec", "QuantizedExperts", "StoredShares"]
 
 Width = Annotated[int, Field(ge=1, le=1 << 24)]
 Experts = Annotated[int, Field(ge=0, lt=1 << 16)]
@@ -97,6 +97,24 @@ class StoredShares:
     head: Share
 
 
+@dataclass(frozen=True, slots=True)
+class QuantizedExperts:
+    """How a store has its experts quantized.
+
+    Attributes
+    ----------
+    format
+        Bits of a value and version of the format: see ``executor.quantized``.
+    group
+        Values that share a scale; None: as the format says (``planner.quantized.group_of``).
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    format: Literal["int8-1", "int4-1"]
+    group: Positive | None = None
+
+
 @dataclass(frozen=True)
 class ModelSpec(Document):
     """A model, as its checkpoint has it.
@@ -129,9 +147,13 @@ class ModelSpec(Document):
         models.
     stored
         What a compressed store has of it; None where weights are read as they are.
+    quantized
+        How a store has its experts quantized, whose bytes are then the layers' ``expert_bytes``;
+        None where they are as in the checkpoint.
     """
 
     kind: ClassVar[str] = "model"
+    added: ClassVar[tuple[str, ...]] = ("quantized",)
 
     name: str
     family: str
@@ -156,6 +178,7 @@ class ModelSpec(Document):
     synthetic: bool = False
     encoder_layers: tuple[LayerSpec, ...] = ()
     stored: StoredShares | None = None
+    quantized: QuantizedExperts | None = None
 
     def __post_init__(self) -> None:
         for layers in (self.layers, self.encoder_layers):

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from executor import packing
+from executor import pack, writing
 
-packing._BATCH_BYTES = 40_000
+writing._BATCH_BYTES = 40_000
 checkpoint, store, syncs, compress = sys.argv[1:]
 left = int(syncs)
 fsync = os.fsync
@@ -26,4 +26,4 @@ def fsync_or_die(descriptor: int) -> None:
 
 how: Any = compress
 os.fsync = fsync_or_die  # type: ignore[assignment]
-packing.pack(Path(checkpoint), Path(store), compress=how)
+pack(Path(checkpoint), Path(store), compress=how)

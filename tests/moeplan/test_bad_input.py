@@ -131,6 +131,31 @@ CHECKPOINT_CASES = [
         ("'zip'", "none, exact, auto"),
     ),
     Case(
+        "pack with an unknown quantization",
+        lambda tiny, here: ["pack", tiny, here / "s", "--quantize", "int3"],
+        ("'int3'", "int8, int4"),
+    ),
+    Case(
+        "pack with a group of nothing",
+        lambda tiny, here: ["pack", tiny, here / "s", "--group", 32],
+        ("--group has no effect",),
+    ),
+    Case(
+        "pack with a small group",
+        lambda tiny, here: ["pack", tiny, here / "s", "--quantize", "int4", "--group", 0],
+        ("--group 0", "16"),
+    ),
+    Case(
+        "pack with a group that does not divide",
+        lambda tiny, here: ["pack", tiny, here / "s", "--quantize", "int4", "--group", 23],
+        ("cannot be cut into groups of 23",),
+    ),
+    Case(
+        "pack quantized and compressed",
+        lambda tiny, here: ["pack", tiny, here / "s", "--quantize", "int8", "--compress", "auto"],
+        ("--compress", "--quantize"),
+    ),
+    Case(
         "synth without layers",
         lambda tiny, here: ["synth", tiny, "--layers", 0, "--out", here / "s"],
         ("--layers",),

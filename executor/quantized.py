@@ -1,0 +1,182 @@
+"""Quantized experts: what a store has of a matrix, and products with it.
+
+A matrix [rows, columns] is cut into groups of values that follow one another in a row. In format
+``int8-1`` a value is q s with q from -128 to 127 and the group's scale s; in ``int4-1`` it is
+q s + m with q from -8 to 7 and the group's middle m. Scales and middles are in the model's type.
+A quantized value differs from the checkpoint's by half a scale at most, before it is rounded to the
+model's type.
+
+``values`` of int8: q, one byte each, row by row. Of int4: blocks of 64 rows (a last one of what is
+left), in each for every column half as many bytes as rows, byte j with q + 8 of row j in its lower
+half and of row j + half in its upper one: as torch's kernel for AVX-512 has them. ``scales`` of
+int8: [rows, groups]; of int4: [groups, rows, 2], scale and middle.
+
+For a few rows of bfloat16 torch's kernels multiply with what is stored. For more, and in other
+types, a tile of weights at a time is made numbers of the model's type and multiplied as any other.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+from planner.documents import QuantizedExperts
+from planner.quantized import BLOCK_ROWS, tile_spans
+from solvers.errors import CheckpointError
+
+__all__ = ["QuantizedMatrix", "layout_of_4_bits", "quantize"]
+
+_FUSED_GROUPS = (32, 64, 128, 256)
+_FEW_ROWS = {8: 4, 4: 8}
+"""Up to so many rows torch's kernel is no slower than numbers and a product, by bits."""
+
+_CENTRE = 7.4
+"""Of 16 levels -8 to 7, those to which the largest is mapped where a middle cannot be told in the
+model's type: half a level and the rounding of the scale lie beyond."""
+
+
+class QuantizedMatrix(NamedTuple):
+    """A matrix of so many rows and columns, in groups of ``group``."""
+
+    values: torch.Tensor
+    scales: torch.Tensor
+    rows: int
+    columns: int
+    group: int
+
+    @property
+    def bits(self) -> int:
+        """Of a value."""
+        return 8 if self.values.dtype == torch.int8 else 4
+
+    def product(self, inputs: torch.Tensor) -> torch.Tensor:
+        """``inputs`` [n, columns] times the transposed matrix: [n, rows]."""
+        result: torch.Tensor
+        if self._fused(inputs):
+            inputs = inputs.contiguous()
+            if self.bits == 8:
+                scales = self.scales.view(-1)
+                result = torch.ops.aten._weight_int8pack_mm(inputs, self.values, scales)
+            else:
+                packed = self.values.view(self.rows, self.columns // 2)
+                result = torch.ops.aten._weight_int4pack_mm_for_cpu(
+                    inputs, packed, self.group, self.scales
+                )
+            return result
+        result = inputs.new_empty(len(inputs), self.rows)
+        for first, stop in tile_spans(self.rows, self.columns, inputs.element_size()):
+            torch.mm(inputs, self.numbers(first, stop), out=result[:, first:stop])
+        return result
+
+    def _fused(self, inputs: torch.Tensor) -> bool:
+        if inputs.dtype != torch.bfloat16 or inputs.device.type != "cpu":
+            return False
+        if len(inputs) > _FEW_ROWS[self.bits]:
+            return False
+        if self.bits == 8:
+            return self.group == self.columns
+        return self.group in _FUSED_GROUPS and self.rows % BLOCK_ROWS == 0 and layout_of_4_bits()
+
+    def numbers(self, first: int, stop: int) -> torch.Tensor:
+        """Rows [first, stop), one of ``tile_spans``, as numbers: [columns, stop - first]."""
+        count, groups, dtype = stop - first, self.columns // self.group, self.scales.dtype
+        if self.bits == 8:
+            tile = self.values[first:stop].to(dtype)
+            tile.view(count, groups, self.group).mul_(self.scales[first:stop, :, None])
+            return tile.t()
+        blocks = max(count // BLOCK_ROWS, 1)
+        half = count // blocks // 2
+        packed = self.values[first * self.columns // 2 : stop * self.columns // 2]
+        packed = packed.view(torch.int8).view(blocks, self.columns, half)
+        tile = torch.empty(self.columns, count, dtype=dtype, device=packed.device)
+        halves = tile.view(self.columns, blocks, 2, half)
+        # q + 8 with its upper bit turned is q of four bits, and a shift to the right keeps the sign
+        signed = torch.bitwise_xor(packed, -128).bitwise_right_shift_(4)
+        halves[:, :, 1] = signed.transpose(0, 1)
+        torch.bitwise_left_shift(packed, 4, out=signed).bitwise_xor_(-128).bitwise_right_shift_(4)
+        halves[:, :, 0] = signed.transpose(0, 1)
+        # side by side: reading them with strides takes ten times as long
+        scale, middle = (self.scales[:, first:stop, part].contiguous() for part in (0, 1))
+        grouped = tile.view(groups, self.group, count)
+        torch.addcmul(middle[:, None], grouped, scale[:, None], out=grouped)
+        return tile
+
+
+@cache
+def layout_of_4_bits() -> bool:
+    """Whether torch's kernel on this machine takes 4-bit values as they lie in a store.
+
+    It depends on the processor; elsewhere values are made numbers first.
+    """
+    columns = 32
+    levels = torch.arange(2 * BLOCK_ROWS * columns, dtype=torch.int32)
+    levels = (levels * levels + levels // 7).remainder(16).view(-1, columns)
+    try:
+        theirs = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, 1)
+    except (AttributeError, RuntimeError):
+        return False
+    return torch.equal(theirs.view(torch.uint8).flatten(), _pack(levels.to(torch.uint8)))
+
+
+def _pack(levels: torch.Tensor) -> torch.Tensor:
+    """Bytes of levels 0 to 15, [rows, columns]."""
+    rows, columns = levels.shape
+    whole = rows // BLOCK_ROWS * BLOCK_ROWS
+    parts = []
+    for part, height in ((levels[:whole], BLOCK_ROWS), (levels[whole:], rows - whole)):
+        if len(part):
+            pairs = part.reshape(-1, 2, height // 2, columns)
+            both = pairs[:, 0] | (pairs[:, 1] << 4)
+            parts.append(both.transpose(1, 2).reshape(-1))
+    return torch.cat(parts)
+
+
+def quantize(
+    matrix: torch.Tensor, how: QuantizedExperts, group: int
+) -> tuple[QuantizedMatrix, float]:
+    """A matrix [rows, columns] of the model's type, quantized; and the sum of squared errors.
+
+    Raises
+    ------
+    CheckpointError
+        If one of its values is not finite.
+    """
+    rows, columns = matrix.shape
+    dtype = matrix.dtype
+    grouped = matrix.float().reshape(rows, columns // group, group)
+    if not grouped.isfinite().all():
+        raise CheckpointError("a value is not finite, and cannot be quantized")
+    least, most = grouped.amin(dim=2), grouped.amax(dim=2)
+    largest = torch.maximum(most, -least)
+    tiny = torch.finfo(dtype).tiny
+    if how.format == "int8-1":
+        scale = (largest / 127).to(dtype).clamp_(min=tiny)
+        levels, error = _levels(grouped, scale.float(), torch.zeros_like(largest), 128)
+        values = levels.to(torch.int8).view(rows, columns)
+        return QuantizedMatrix(values, scale, rows, columns, group), _squares(error)
+    scale = (most / 15 - least / 15).to(dtype).clamp_(min=tiny)
+    middle = (most / 2 + least / 2 + scale.float() / 2).to(dtype)
+    levels, error = _levels(grouped, scale.float(), middle.float(), 8)
+    # where the values lie far from zero a middle of few bits may miss them
+    missed = error.abs().amax(dim=2) > scale.float() * 0.5005
+    scale = torch.where(missed, (largest / _CENTRE).to(dtype).clamp_(min=tiny), scale)
+    middle = torch.where(missed, torch.zeros_like(middle), middle)
+    levels, error = _levels(grouped, scale.float(), middle.float(), 8)
+    values = _pack((levels + 8).to(torch.uint8).view(rows, columns))
+    scales = torch.stack((scale.t(), middle.t()), dim=2).contiguous()
+    return QuantizedMatrix(values, scales, rows, columns, group), _squares(error)
+
+
+def _levels(
+    grouped: torch.Tensor, scale: torch.Tensor, middle: torch.Tensor, bound: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The nearest level of each value, and what it is off by."""
+    scale, middle = scale[:, :, None], middle[:, :, None]
+    levels = ((grouped - middle) / scale).round_().clamp_(-bound, bound - 1)
+    return levels, levels * scale + middle - grouped
+
+
+def _squares(error: torch.Tensor) -> float:
+    return float(error.double().square().sum())

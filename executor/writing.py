@@ -1,0 +1,299 @@
+"""Writing a store: batch by batch, read back, journalled, and gone on with after a crash."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import NamedTuple
+
+from executor.blocks import block_sizes, encode_block
+from executor.direct import DirectFile
+from executor.layout import UnitLayout
+from executor.store import (
+    DATA_FILE,
+    INDEX_FILE,
+    JOURNAL_FILE,
+    PLAIN_UNITS,
+    Compression,
+    StoreIndex,
+    StoreTensor,
+    StoreUnit,
+    place_units,
+)
+from executor.verified import Verified, digest, remember
+from planner.documents import QuantizedExperts, canonical_json, write_document
+from planner.memory import aligned
+from solvers.errors import RunError, StaleError
+
+__all__ = ["Contents", "StoreSummary", "Writing", "summary_of"]
+
+_BATCH_BYTES = 64 << 20
+_JOURNALLED = re.compile(r"[0-9a-f]{32}(?: [1-9][0-9]{0,8})*")
+
+Contents = Callable[[UnitLayout], Iterator[bytes]]
+"""A unit's bytes in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSummary:
+    """What ``pack`` did.
+
+    ``reused_units`` were already there and verified, from a run that was interrupted.
+    ``relative_error`` is of the quantized experts' weights: the root of the squared errors' sum
+    over that of the weights; None where nothing was quantized, or not all of it by this call.
+    """
+
+    store: Path
+    fingerprint: str
+    checkpoint_fingerprint: str
+    size_bytes: int
+    units: int
+    reused_units: int
+    weights_bytes: int
+    compressed: bool
+    notes: tuple[str, ...] = ()
+    quantized: QuantizedExperts | None = None
+    relative_error: float | None = None
+
+
+class _Written(NamedTuple):
+    """A unit in the data file: its checksum and, where it is compressed, its blocks' bytes."""
+
+    checksum: str
+    blocks: tuple[int, ...]
+
+    @property
+    def line(self) -> str:
+        """What the journal says of it."""
+        return " ".join((self.checksum, *map(str, self.blocks)))
+
+    @classmethod
+    def of(cls, line: str) -> _Written:
+        """The inverse of ``line``."""
+        found, *blocks = line.split(" ")
+        return cls(found, tuple(map(int, blocks)))
+
+
+def _stored_bytes(done: _Written, unit: UnitLayout) -> int:
+    return sum(done.blocks) or unit.size_bytes
+
+
+def summary_of(store: Path, index: StoreIndex, reused: int) -> StoreSummary:
+    """What is to be said of a finished store."""
+    return StoreSummary(
+        store,
+        index.fingerprint,
+        index.checkpoint_fingerprint,
+        index.data_bytes,
+        len(index.units),
+        reused,
+        sum(unit.size_bytes for unit in index.units),
+        index.compression is not None,
+        quantized=index.quantized,
+    )
+
+
+class Writing:
+    """One call of ``pack`` on a folder that is no finished store."""
+
+    def __init__(
+        self,
+        checkpoint_fingerprint: str,
+        layouts: dict[str, UnitLayout],
+        contents: Contents,
+        store: Path,
+        compression: Compression | None,
+        quantized: QuantizedExperts | None,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self._fingerprint, self._contents = checkpoint_fingerprint, contents
+        self._quantized = quantized
+        self._layouts = list(layouts.values())
+        self._compression = compression
+        # of what is not compressed; it is the most that the store can have
+        _, self._size_bytes = place_units(unit.size_bytes for unit in self._layouts)
+        self._store = store
+        self._progress = progress
+        header: dict[str, object] = {
+            "version": 1,
+            "checkpoint_fingerprint": checkpoint_fingerprint,
+            "units": len(layouts),
+            "data_bytes": self._size_bytes,
+        }
+        if compression is not None:
+            header["compression"] = asdict(compression)
+        if quantized is not None:
+            header["quantized"] = asdict(quantized)
+        self._header = canonical_json(header)
+
+    def run(self) -> StoreSummary:
+        """Write what is not there yet."""
+        with open(self._store / JOURNAL_FILE, "a+b") as journal:
+            try:
+                fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(f"{self._store}: another 'pack' is at work on it") from None
+            units = self._resume(journal.fileno())
+            reused = len(units)
+            _, position = place_units(map(_stored_bytes, units, self._layouts))
+            free = shutil.disk_usage(self._store).free
+            left = sum(aligned(unit.size_bytes) for unit in self._layouts[reused:])
+            if free < left:
+                most = "are needed" if self._compression is None else "may be needed"
+                raise RunError(f"{self._store}: {left} bytes {most}, {free} are free")
+            data = os.open(self._store / DATA_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                while len(units) < len(self._layouts):
+                    batch, written, begin = self._next_batch(len(units)), [], position
+                    for unit in batch:
+                        written.append(self._write(data, unit, position))
+                        position += aligned(_stored_bytes(written[-1], unit))
+                    os.fsync(data)
+                    self._read_back(batch, written, begin)
+                    units += written
+                    lines = "".join(f"{one.line}\n" for one in written)
+                    _write_whole(journal.fileno(), lines.encode())
+                    os.fsync(journal.fileno())
+                    self._report(len(units))
+                index = self._index(units)
+                os.ftruncate(data, index.data_bytes)
+                os.fsync(data)
+            finally:
+                os.close(data)
+            state = Verified.of(self._store, index)
+            write_document(index, self._store / INDEX_FILE)
+            if not reused:  # what lay there while nobody looked is read by the next command
+                remember(self._store, state)
+            with suppress(FileNotFoundError):
+                os.unlink(self._store / JOURNAL_FILE)
+        return summary_of(self._store, index, reused)
+
+    def _resume(self, journal: int) -> list[_Written]:
+        """The units that an earlier run wrote and verified."""
+        text = os.pread(journal, os.fstat(journal).st_size, 0).decode("ascii", "replace")
+        lines = text.split("\n")
+        # what follows the last line end was being written when the earlier run was stopped
+        whole = lines[:-1]
+        if not whole:
+            os.ftruncate(journal, 0)
+            _write_whole(journal, (self._header + "\n").encode())
+            os.fsync(journal)
+            return []
+        if whole[0] != self._header:
+            raise StaleError(
+                "store",
+                f"{self._store}: holds a half-packed store of another checkpoint, or with other "
+                "compression or quantization; name a new folder or delete it",
+            )
+        known = list(takewhile(_JOURNALLED.fullmatch, whole[1 : len(self._layouts) + 1]))
+        os.ftruncate(journal, len(self._header) + 1 + sum(len(line) + 1 for line in known))
+        return [_Written.of(line) for line in known]
+
+    def _next_batch(self, first: int) -> list[UnitLayout]:
+        batch: list[UnitLayout] = []
+        size = 0
+        for unit in self._layouts[first:]:
+            size += unit.size_bytes
+            batch.append(unit)
+            if size >= _BATCH_BYTES:
+                break
+        return batch
+
+    def _write(self, data: int, unit: UnitLayout, position: int) -> _Written:
+        found = hashlib.blake2b(digest_size=16)
+        blocks = []
+        compression = self._compression_of(unit)
+        for part in self._parts(unit, compression):
+            found.update(part)
+            if compression is not None:
+                part = encode_block(part, compression.dtype)
+                blocks.append(len(part))
+            position += _write_whole(data, part, position)
+        _write_whole(data, bytes(aligned(position) - position), position)
+        if sum(blocks) == unit.size_bytes:
+            # none has shrunk: it lies there as it is
+            blocks.clear()
+        return _Written(found.hexdigest(), tuple(blocks))
+
+    def _compression_of(self, unit: UnitLayout) -> Compression | None:
+        return None if unit.name in PLAIN_UNITS else self._compression
+
+    def _parts(self, unit: UnitLayout, compression: Compression | None) -> Iterator[bytes]:
+        """A unit's bytes: block by block where it is to be compressed."""
+        if compression is None:
+            yield from self._contents(unit)
+            return
+        sizes = iter(block_sizes(unit.size_bytes, compression.span_bytes(unit.name)))
+        size, held = next(sizes, 0), bytearray()
+        for part in self._contents(unit):
+            held += part
+            at = 0
+            while size and len(held) - at >= size:
+                yield bytes(held[at : at + size])
+                at, size = at + size, next(sizes, 0)
+            del held[:at]
+
+    def _read_back(self, batch: list[UnitLayout], written: list[_Written], begin: int) -> None:
+        os_file = DirectFile(self._store / DATA_FILE)
+        offsets, _ = place_units(map(_stored_bytes, written, batch))
+        try:
+            for unit, done, offset in zip(batch, written, offsets, strict=True):
+                blocks = None
+                if self._compression is not None and done.blocks:
+                    blocks = self._compression.blocks(unit.name, unit.size_bytes, done.blocks)
+                if digest(os_file, begin + offset, unit.size_bytes, blocks) != done.checksum:
+                    raise RunError(
+                        f"{self._store / DATA_FILE}: {unit.name} reads back other bytes than "
+                        "were written; the disk is at fault"
+                    )
+        finally:
+            os_file.close()
+
+    def _report(self, count: int) -> None:
+        if self._progress is not None:
+            done = sum(aligned(unit.size_bytes) for unit in self._layouts[:count])
+            self._progress(done, self._size_bytes)
+
+    def _index(self, units: list[_Written]) -> StoreIndex:
+        offsets, size = place_units(map(_stored_bytes, units, self._layouts))
+        return StoreIndex(
+            checkpoint_fingerprint=self._fingerprint,
+            data_file=DATA_FILE,
+            data_bytes=size,
+            units=tuple(
+                StoreUnit(
+                    unit.name,
+                    offset,
+                    unit.size_bytes,
+                    done.checksum,
+                    tuple(
+                        StoreTensor(p.role, p.dtype, p.shape, p.offset_bytes, p.size_bytes)
+                        for p in unit.places
+                    ),
+                    done.blocks,
+                )
+                for unit, done, offset in zip(self._layouts, units, offsets, strict=True)
+            ),
+            compression=self._compression,
+            quantized=self._quantized,
+        )
+
+
+def _write_whole(descriptor: int, data: bytes, offset: int | None = None) -> int:
+    """Write all of ``data`` (at ``offset``, or appended); returns its length."""
+    done = 0
+    while done < len(data):
+        part = memoryview(data)[done:]
+        if offset is None:
+            done += os.write(descriptor, part)
+        else:
+            done += os.pwrite(descriptor, part, offset + done)
+    return len(data)

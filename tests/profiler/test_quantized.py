@@ -1,0 +1,66 @@
+"""A quantized store is profiled as it is read and computed, and planned for by its own bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executor import Engine, open_weights, pack
+from executor.quantized import QuantizedMatrix
+from planner.check import check_plan
+from planner.documents import QuantizedExperts, Workload
+from planner.encode import Encoding, Factors
+from planner.memory import smallest_budget
+from planner.profiles import load_profile
+from planner.solve import make_plan
+from profiler import profile_checkpoint
+from profiler.measure import Effort
+
+QUICK = Effort(cell_ns=1, rounds=1, fills=1, turns=1, passes=1)
+
+
+def test_profile_plan_and_run(
+    checkpoint: Callable[[str], Path],
+    prompts: list[list[int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder, store = checkpoint("mixtral"), tmp_path / "store"
+    pack(folder, store, quantize=QuantizedExperts("int4-1", 16))
+    products: list[int] = []
+    product = QuantizedMatrix.product
+
+    def counted(self: QuantizedMatrix, inputs: Any) -> Any:
+        products.append(len(inputs))
+        return product(self, inputs)
+
+    monkeypatch.setattr(QuantizedMatrix, "product", counted)
+    profile_checkpoint(
+        folder,
+        tmp_path / "p",
+        memory_bytes=24 << 20,
+        prompts=prompts,
+        effort=QUICK,
+        store=store,
+    )
+    # the expert's curve is of the executor's own products of what the store has
+    assert products
+    profile = load_profile(tmp_path / "p")
+    with open_weights(folder, store) as source:
+        assert profile.model == source.model
+        assert source.checkpoint.model.layers[0].expert_bytes == 36_864
+    # 3 x 64 x 48 weights of half a byte, and two float32 numbers for each 16 of them
+    workload = Workload(4, 8, 4)
+    encoding = Encoding(profile, workload, 1, 4, 24 << 20, 1 << 20)
+    assert encoding.stages(Factors())[0].items[0].size_bytes == 4_608 + 4_608
+
+    memory_bytes = smallest_budget(profile.model, workload, 4) + 100_000
+    plan = make_plan(profile, workload, memory_bytes=memory_bytes, time_limit_seconds=1)
+    assert check_plan(plan, profile) == []
+    with Engine.from_plan(plan, verify=True) as engine:
+        engine.generate([[5, 6, 7, 8, 9, 10, 11, 12]] * 4)
+        totals = engine.trace().totals
+    assert totals.device_peak_bytes <= memory_bytes
