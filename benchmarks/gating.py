@@ -43,6 +43,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.record import Record
 from executor import open_weights
 from executor.adapters import ExpertWeights
 from executor.allocator import tune_process, usable_cores
@@ -273,6 +274,7 @@ def main() -> None:
     parser.add_argument("--most-mib", type=int, default=2048)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
+    record = Record.begin(seeds=(1,), budget=f"{options.seconds:g} s of samples a cell")
     tune_process()
     found: list[dict[str, Any]] = []
     for experts in options.experts:
@@ -300,7 +302,7 @@ def main() -> None:
     page = table(found, note)
     print(page)
     options.out.mkdir(parents=True, exist_ok=True)
-    body = json.dumps({**facts, "cells": found}, indent=1) + "\n"
+    body = json.dumps({"about": record.about(), **facts, "cells": found}, indent=1) + "\n"
     (options.out / "gating.json").write_text(body, encoding="utf-8")
     (options.out / "gating.md").write_text(page, encoding="utf-8")
 

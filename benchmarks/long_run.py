@@ -39,6 +39,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.capped import Limits, run_capped
+from benchmarks.record import Record
 from executor.caps import PROCESS_BYTES
 from planner.documents import Plan, Workload, load_document, write_document
 from planner.documents.base import write_atomic
@@ -332,6 +333,7 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     work.mkdir(parents=True, exist_ok=True)
     checkpoint, plan = prepare(work, options.seed)
+    record = Record.begin(seeds=(options.seed,), budget=f"{options.minutes:g} minutes")
     lines = (checkpoint / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     walks = [[int(word[1:]) for word in json.loads(line)["prompt"].split()] for line in lines]
     (work / "walks.json").write_text(json.dumps(walks), encoding="utf-8")
@@ -343,10 +345,10 @@ def main(argv: list[str] | None = None) -> int:
     ended = run_capped([*command, "--carry-out", str(out)], out, limits, work)
     if ended.document is None:
         raise RunError(f"the run failed: {ended.reason}")
-    from benchmarks.summary import machine_facts
-
+    about = record.about()
     result = {
-        "machine": machine_facts(),
+        "about": about,
+        "machine": about["machine"],
         "seed": options.seed,
         "minutes": options.minutes,
         "weights_bytes": sum(one.stat().st_size for one in checkpoint.glob("*.safetensors")),

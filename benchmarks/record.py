@@ -26,13 +26,15 @@ _FEW = 4
 
 
 def machine_facts() -> dict[str, Any]:
-    """Processor, cores, memory, system, Python."""
+    """Processor, cores, memory, system, Python, and torch where it is loaded."""
+    torch = sys.modules.get("torch")
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
+        **({} if torch is None else {"torch": torch.__version__}),
     }
 
 

@@ -66,6 +66,7 @@ def machine(about: Mapping[str, Any]) -> str:
         said.append(f"{found['memory_bytes'] / 2**30:.0f} GiB")
     said += [str(found["system"])] if "system" in found else []
     said += [f"Python {found['python']}"] if "python" in found else []
+    said += [f"torch {found['torch']}"] if "torch" in found else []
     return ", ".join(said)
 
 
