@@ -35,8 +35,10 @@ class Ledger:
         BudgetError
             If the budget does not hold it.
         RuntimeError
-            If the purpose is reserved already: a bug, as each purpose is reserved once.
+            If the purpose is reserved already, or the size is negative: a bug, as each purpose is
+            reserved once.
         """
+        _check_size(purpose, size_bytes)
         if purpose in self._reserved:
             raise RuntimeError(f"{purpose} is reserved twice")
         total = self.reserved_bytes + size_bytes
@@ -56,8 +58,9 @@ class Ledger:
         Raises
         ------
         RuntimeError
-            If ``name`` is loaded already or the reservation is too small: a bug.
+            If ``name`` is loaded already, the reservation is too small or the size negative: a bug.
         """
+        _check_size(f"{purpose}: {name}", size_bytes)
         used = self._used[purpose]
         if name in used:
             raise RuntimeError(f"{purpose}: {name} is loaded twice")
@@ -82,3 +85,9 @@ class Ledger:
         for purpose, used in self._used.items():
             if sum(used.values()) > self._reserved[purpose]:
                 raise RuntimeError(f"ledger: {purpose} is overdrawn")
+
+
+def _check_size(what: str, size_bytes: int) -> None:
+    """Less than nothing would make room for what the budget does not hold."""
+    if size_bytes < 0:
+        raise RuntimeError(f"{what} takes {size_bytes} bytes")
