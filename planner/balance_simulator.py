@@ -22,7 +22,7 @@ from planner.documents import Curve, ExpertPlacement
 from planner.placement import Cluster
 from solvers.errors import OptionError
 
-__all__ = ["LayerTimes", "Links", "copies_of", "dealt", "links_of", "simulate"]
+__all__ = ["LayerTimes", "Links", "copies_of", "dealt", "links_of", "simulate", "simulate_passes"]
 
 Int64 = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -180,6 +180,7 @@ def simulate(
     apart = Cluster(placement.devices, placement.nodes).apart()
     shape = load.shape[:2]
     times = LayerTimes(np.zeros(shape), np.zeros(shape), np.zeros(shape))
+    waits = 3 * links.latency_ns if placement.devices > 1 else 0
     for stage, copy in enumerate(held):
         part = _part(copy)
         for scenario in range(len(load)):
@@ -191,8 +192,29 @@ def simulate(
             moved = _move_seconds(rows @ part * row_bytes, apart, links)
             times.compute_ns[scenario, stage] = full
             times.idle_ns[scenario, stage] = full - busy.mean()
-            times.exchange_ns[scenario, stage] = 3 * links.latency_ns + 2e9 * moved
+            times.exchange_ns[scenario, stage] = waits + 2e9 * moved
     return times
+
+
+def simulate_passes(
+    load: Int64, placement: ExpertPlacement, *, expert: Curve, links: Links, row_bytes: int
+) -> LayerTimes:
+    """As ``simulate``, of rows [passes, layers, experts] that come from all devices alike."""
+    found = [
+        simulate(
+            dealt(one[None], placement.devices),
+            placement,
+            expert=expert,
+            links=links,
+            row_bytes=row_bytes,
+        )
+        for one in load
+    ]
+    return LayerTimes(
+        np.concatenate([one.compute_ns for one in found]),
+        np.concatenate([one.idle_ns for one in found]),
+        np.concatenate([one.exchange_ns for one in found]),
+    )
 
 
 def _part(copy: Int64) -> Floats:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from planner.routing_sources import MOST_CELLS, RoutingSource
 from solvers.errors import OptionError
 
-__all__ = ["check_work", "draw_scenarios"]
+__all__ = ["check_work", "draw_passes", "draw_scenarios"]
 
 Int64 = npt.NDArray[np.int64]
 
@@ -120,6 +120,59 @@ def draw_scenarios(
         result[index] = pool[orders[at][:batch]].sum(axis=0)
         orders[at] = orders[at][batch:]
     return result
+
+
+def draw_passes(
+    source: RoutingSource,
+    count: int,
+    *,
+    tokens: int,
+    top_k: int,
+    sequences: int | None = None,
+    seed: int,
+) -> Int64:
+    """Rows of passes of so many tokens: [count, layers, experts].
+
+    Each pass is of other sequences, of those that no placement was fitted to, and its tokens choose
+    as these do, independently of each other.
+
+    Parameters
+    ----------
+    tokens, top_k
+        Tokens of a pass, and experts that each chooses.
+    sequences
+        That the tokens of a pass are of; None: as many as tokens.
+
+    Raises
+    ------
+    OptionError
+        As ``draw_scenarios``; or if ``sequences`` are given of a source that has none, or more than
+        tokens.
+    """
+    if tokens * top_k > _MOST_TOKENS:
+        raise OptionError(
+            f"{tokens} tokens of a pass are too many: at most {_MOST_TOKENS // top_k}"
+        )
+    random = np.random.default_rng((seed, 3))
+    if source.heat:
+        if sequences is not None:
+            raise OptionError("--sequences has no effect: these statistics tell of tokens only")
+        check_work(source, count, 1)
+        tables = [heat / heat.sum(axis=1, keepdims=True) for heat in source.heat.values()]
+        shares = np.broadcast_to(
+            np.mean(tables, axis=0), (count, len(source.layers), source.experts)
+        )
+    else:
+        batch = tokens if sequences is None else sequences
+        if batch > tokens:
+            raise OptionError(f"{batch} sequences of only {tokens} tokens: each has one at least")
+        known = sum(len(_half(source, one, "second")) for one in source.sequences.values())
+        batch = min(batch, known) if sequences is None else batch
+        drawn = draw_scenarios(source, count, batch=batch, seed=seed, half="second")
+        total = drawn.sum(axis=2, keepdims=True)
+        # a layer that nobody asked anything of
+        shares = np.where(total > 0, drawn / np.maximum(total, 1), 1 / source.experts)
+    return random.multinomial(tokens * top_k, shares)
 
 
 def _half(source: RoutingSource, array: Int64, half: str) -> Int64:

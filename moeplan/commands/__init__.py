@@ -17,6 +17,7 @@ from moeplan.commands import (
     place,
     predictors,
     serve,
+    simulate,
     sweep,
     token,
     use,
@@ -67,6 +68,7 @@ app.command("export")(export.export)
 app.command("place")(place.place)
 app.command("predictors")(predictors.predictors)
 app.command("parallel")(parallel.parallel)
+app.command("simulate")(simulate.simulate)
 app.command("show")(look.show)
 app.command("catalog")(catalog.catalog)
 app.command("serve")(serve.serve)
