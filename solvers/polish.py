@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from solvers.checker import check_schedule
+from solvers.layout import settled
 from solvers.outcome import Schedule, StageChoice
 from solvers.problem import Problem
 from solvers.sets import Search
@@ -24,7 +25,10 @@ def polish(search: Search) -> None:
     improved = True
     while improved and search.best is not None:
         improved = False
-        for neighbour in _neighbours(problem, search.best):
+        for changed in _neighbours(problem, search.best):
+            # where nothing streams any more there are no slots
+            sizes = (changed.slots, changed.start_slots, changed.reserve)
+            neighbour = settled(problem, changed.stages, *sizes, changed.eviction)
             if left <= 0 or search.out_of_time:
                 return
             if neighbour in search.tried or any(check_schedule(problem, neighbour)):
