@@ -49,6 +49,7 @@ class Attention:
         self.bucketed = adapter.dtype != torch.float32
         self._rotary: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
         self._positions: dict[tuple[int, int], torch.Tensor] = {}
+        self._columns: dict[tuple[int, int], torch.Tensor] = {}
         self._masks: dict[tuple[int, int, int | None], torch.Tensor] = {}
 
     def begin(self) -> None:
@@ -57,6 +58,7 @@ class Attention:
             self._state.clear_context()
         self._rotary.clear()
         self._positions.clear()
+        self._columns.clear()
         self._masks.clear()
 
     def run(self, layer: int, batch: int) -> None:
@@ -101,7 +103,7 @@ class Attention:
         if length > 1:
             return min(most, max(ATTENTION_TILE_ROWS // length, 1))
         if self.expands:
-            return min(most, max(EXPANDED_TILE_ROWS // self._state.context, 1))
+            return min(most, max(EXPANDED_TILE_ROWS // self._state.columns, 1))
         return most
 
     # --- one tile -----------------------------------------------------------------------------
@@ -122,9 +124,10 @@ class Attention:
             layer,
             first,
             stop,
-            None if prefill else self._positions[first, stop],
+            None if prefill else self._columns[first, stop],
             self._visible(first, stop),
             sorted(set(range(stop - first)) - set(others)) if others and prefill else None,
+            self._kept(first, stop) if prefill and length > state.columns else None,
         )
         mask = self._mask(layer, first, stop, length, prefill)
         mixed = adapter.attention(layer, normed, rotary, mask, cache)
@@ -147,13 +150,19 @@ class Attention:
 
     def _visible(self, first: int, stop: int) -> int:
         """Columns of the context that decode looks at; those too many are masked."""
-        context = self._state.context
-        visible = max(self._state.past[first:stop]) + 1
+        context = self._state.columns
+        visible = min(max(self._state.past[first:stop]) + 1, context)
         if self.expands and self.bucketed:
             # few lengths only, for the same reason as in ``operations.tile_of``
             step = -(-context // CONTEXT_STEPS)
             visible = min(-(-visible // step) * step, context)
         return visible
+
+    def _kept(self, first: int, stop: int) -> torch.Tensor:
+        """Which tokens of each prompt are kept: [sequences, columns]."""
+        state = self._state
+        kept = [state.kept_positions(count) for count in state.counts[first:stop]]
+        return torch.tensor(kept, device=state.device)
 
     def _rotary_of(
         self, first: int, stop: int, length: int, prefill: bool, like: torch.Tensor
@@ -168,6 +177,8 @@ class Attention:
                 past = self._state.past[first:stop]
                 positions = torch.tensor(past, device=self._state.device)
                 self._positions[key] = positions
+                columns = [self._state.column(position) for position in past]
+                self._columns[key] = torch.tensor(columns, device=self._state.device)
                 self._rotary[key] = self._adapter.rotary(like, positions[:, None])
         parts = self._rotary[key]
         return tuple(part[:, :length] for part in parts) if prefill else parts
@@ -178,13 +189,16 @@ class Attention:
         """Which columns each row sees; None where causality alone says so."""
         window = self._adapter.window(layer)
         if prefill:
-            if window is not None and length <= window:
+            sinks = 0
+            if self._state.window is not None:  # never where a layer has its own
+                window, sinks = self._state.window, self._state.sinks
+            if window is not None and length <= sinks + window:
                 window = None
             if window is None and not self._adapter.needs_mask:
                 return None
             row = torch.arange(length, device=self._state.device)
             apart = row[:, None] - row[None, :]
-            seen = (apart >= 0) & (apart < (window or length))
+            seen = (apart >= 0) & ((apart < (window or length)) | (row < sinks))
             return self._adapter.mask(seen[None, None])
         key = (first, stop, window)
         if key not in self._masks:
@@ -193,6 +207,7 @@ class Attention:
             visible = self._visible(first, stop)
             column = torch.arange(visible, device=self._state.device)[None]
             position = self._positions[first, stop][:, None]
+            # with a window for all layers, whatever lies in a column is seen
             seen = column <= position
             if window is not None:
                 seen &= column > position - window

@@ -17,6 +17,7 @@ from planner.documents import ModelSpec, Plan, Workload
 from planner.files import exists, is_file
 from planner.memory import account_device, group_sequences, operation_bytes, smallest_budget
 from planner.profiles import load_profile
+from planner.span import check_span
 from solvers.errors import (
     BudgetError,
     DocumentError,
@@ -142,11 +143,14 @@ def check_account(plan: Plan, model: ModelSpec) -> None:
 
     Raises
     ------
+    UnsupportedError, OptionError
+        If the model cannot have the workload's attention window.
     BudgetError
         If the policy does not fit the budget; names the smallest that works.
     DocumentError
         If the plan's account says something else; names the first purpose that differs.
     """
+    check_span(model, plan.workload)
     stated = plan.memory["device"]
     budget = stated.capacity_bytes
     width = DTYPES[model.dtype].itemsize

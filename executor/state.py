@@ -14,7 +14,7 @@ import torch
 from executor.adapters.base import CacheShape
 from executor.memory import Regions
 from planner.documents import ModelSpec, Policy, Workload
-from planner.memory import context_tokens, group_sequences
+from planner.memory import context_tokens, group_sequences, kept_tokens
 
 __all__ = ["GroupState"]
 
@@ -33,6 +33,10 @@ class GroupState:
 
     Attributes
     ----------
+    context, columns
+        Tokens of a sequence at its longest, and of how many keys and values are kept.
+    window, sinks
+        With a window: how many of the last and of the first tokens attention sees.
     device
         Where the buffers lie.
     counts
@@ -60,17 +64,18 @@ class GroupState:
     ) -> None:
         self.batch_size = policy.batch_size
         self.capacity = group_sequences(policy, workload)
-        self.context = context_tokens(workload)
+        self.context, self.columns = context_tokens(workload), kept_tokens(workload)
+        self.window, self.sinks = workload.attention_window, workload.attention_sinks or 0
         self.prompt_tokens = workload.prompt_tokens
         self._hidden_size = model.hidden_size
         rows = self.capacity * workload.prompt_tokens
-        places = len(model.layers) * self.capacity * self.context
+        places = len(model.layers) * self.capacity * self.columns
         keys = places * cache.key_heads * cache.key_size
         values = places * cache.value_heads * cache.value_size
         both = _cut(arena, "kv", "keys and values", (keys + values,), dtype)
         shape = (len(model.layers), self.capacity)
-        self._keys = both[:keys].view(*shape, cache.key_heads, self.context, cache.key_size)
-        self._values = both[keys:].view(*shape, cache.value_heads, self.context, cache.value_size)
+        self._keys = both[:keys].view(*shape, cache.key_heads, self.columns, cache.key_size)
+        self._values = both[keys:].view(*shape, cache.value_heads, self.columns, cache.value_size)
         self._hidden = _cut(arena, "hidden", "residual", (rows, model.hidden_size), dtype)
         self._normed = _cut(arena, "hidden", "expert input", (rows, model.hidden_size), dtype)
         self._sums = _cut(arena, "hidden", "sums", (rows, model.hidden_size), torch.float32)
@@ -165,7 +170,7 @@ class GroupState:
         return self.starts[batch.stop] - self.starts[batch.start]
 
     def keys_values(self, layer: int, first: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of some sequences: two [sequences, heads, context, size]."""
+        """Keys and values of some sequences: two [sequences, heads, columns, size]."""
         return self._keys[layer, first:stop], self._values[layer, first:stop]
 
     def logits(self, count: int, vocab_size: int) -> list[torch.Tensor]:
@@ -185,6 +190,23 @@ class GroupState:
             raise RuntimeError(f"no room for the logits of {count} sequences")
         return parts
 
+    def column(self, position: int) -> int:
+        """Where a token's keys and values lie: its place, or, with a window, that of the token that
+        the window has just left."""
+        if self.window is None or position < self.sinks:
+            return position
+        return self.sinks + (position - self.sinks) % self.window
+
+    def kept_positions(self, count: int) -> list[int]:
+        """Which token lies in each column once a sequence has ``count``; any where none does."""
+        newest = max(count - 1, 0)
+        if self.window is None or count <= self.columns:
+            return [min(column, newest) for column in range(self.columns)]
+        return [
+            column if column < self.sinks else newest - (newest - column) % self.window
+            for column in range(self.columns)
+        ]
+
     def last_rows(self) -> tuple[torch.Tensor, list[int]]:
         """Hidden state of each unfinished sequence's last token, and which sequences they are."""
         alive = [index for index, count in enumerate(self.counts) if count]
@@ -203,12 +225,14 @@ class KeyValueWriter:
         The group.
     layer, first, stop
         Layer and sequences that are computed.
-    positions
+    columns
         In decode, the column of each sequence's new token; None in prefill, which writes from 0.
     visible
         Columns that decode looks at.
     rows
         Which of the sequences prefill writes; None: all.
+    kept
+        Which tokens prefill keeps: [sequences, columns]; None: all.
     """
 
     def __init__(
@@ -217,32 +241,36 @@ class KeyValueWriter:
         layer: int,
         first: int,
         stop: int,
-        positions: torch.Tensor | None,
+        columns: torch.Tensor | None,
         visible: int,
         rows: list[int] | None = None,
+        kept: torch.Tensor | None = None,
     ) -> None:
         self._keys, self._values = state.keys_values(layer, first, stop)
-        self._positions = positions
+        self._columns = columns
         self._visible = visible
-        self._rows = rows
+        self._rows = slice(None) if rows is None else rows
+        self._kept = kept
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, **_: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keep keys, values [sequences, kv_heads, tokens, head_dim]; return what is attended to."""
-        if self._positions is None:
-            length = keys.shape[2]
-            if self._rows is not None:
-                self._keys[self._rows, :, :length] = keys[self._rows]
-                self._values[self._rows, :, :length] = values[self._rows]
-                return keys, values
-            self._keys[:, :, :length] = keys
-            self._values[:, :, :length] = values
+        if self._columns is None:
+            for room, made in ((self._keys, keys), (self._values, values)):
+                kept = made if self._kept is None else _gathered(made, self._kept)
+                room[self._rows, :, : kept.shape[2]] = kept[self._rows]
             return keys, values
         rows = torch.arange(keys.shape[0], device=keys.device)
-        self._keys[rows, :, self._positions] = keys[:, :, 0]
-        self._values[rows, :, self._positions] = values[:, :, 0]
+        self._keys[rows, :, self._columns] = keys[:, :, 0]
+        self._values[rows, :, self._columns] = values[:, :, 0]
         return self._keys[:, :, : self._visible], self._values[:, :, : self._visible]
+
+
+def _gathered(values: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """Of ``values`` [sequences, heads, tokens, size] those tokens that are kept."""
+    index = kept[:, None, :, None].expand(-1, values.shape[1], -1, values.shape[3])
+    return values.gather(2, index)
 
 
 def _cut(

@@ -106,7 +106,17 @@ def _runs(plan: Plan) -> str:
         f"up to {_count(work.prompt_tokens, 'token')}, {_count(work.new_tokens, 'new token')} "
         f"each. They run in {_count(groups, 'group')} of n = {policy.n_batches} batches of b = "
         f"{policy.batch_size}: weights that are copied for one layer serve "
-        f"{_count(min(group, work.requests), 'sequence')} at once."
+        f"{_count(min(group, work.requests), 'sequence')} at once.{_sees(work)}"
+    )
+
+
+def _sees(work: Workload) -> str:
+    if work.attention_window is None:
+        return ""
+    first = f"the first {_count(work.attention_sinks or 0, 'token')} of its sequence and "
+    return (
+        f" A token attends to {first if work.attention_sinks else ''}the last "
+        f"{_count(work.attention_window, 'token')}, not to all: outputs are not the model's own."
     )
 
 

@@ -13,8 +13,10 @@ from planner.encode import DTYPE_BYTES
 from planner.memory import default_head_tiling
 from planner.profiles import Profile
 from planner.recompute import check_account, check_prediction
+from planner.span import check_span
 from planner.timeline_check import check_timeline
 from solvers.checker import Violation
+from solvers.errors import MoeplanError
 from solvers.registry import names
 
 __all__ = ["Violation", "check_plan"]
@@ -263,5 +265,9 @@ def _check_model(plan: Plan, model: ModelSpec) -> list[Violation]:
     if context > model.max_context:
         message = f"{context} tokens of a context of {model.max_context}"
         found.append(Violation("context", "workload", message))
+    try:
+        check_span(model, plan.workload)
+    except MoeplanError as error:
+        found.append(Violation("attention_window", "workload", str(error)))
     found += check_account(plan, model)
     return found

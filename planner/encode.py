@@ -32,6 +32,7 @@ from planner.memory import (
 )
 from planner.profiles import Profile
 from planner.scenarios import PassShape
+from planner.span import seen_tokens
 from solvers.errors import UnsupportedError
 from solvers.outcome import Schedule, StageChoice
 from solvers.problem import Scenarios, Stage, Unit
@@ -236,7 +237,10 @@ class Encoding:
             size = min(self.batch_size, shape.sequences - first)
             rows = size * (shape.context if shape.phase == "prefill" else 1)
             slowed = self._slowed("attention", factor, shape.phase)
-            duration = math.ceil(surface(size, shape.context) * slowed)
+            seen = shape.context
+            if shape.phase == "decode":
+                seen = seen_tokens(self.workload, seen)
+            duration = math.ceil(surface(size, seen) * slowed)
             steps.append(("attention", batch, rows, duration))
         wanted = [("shared_expert", spec.shared_expert_bytes), ("router", spec.experts)]
         for kind, present in (*wanted, ("dense_mlp", spec.mlp_bytes)):

@@ -23,6 +23,7 @@ from planner.documents.costs import Curve, OperationKind
 from planner.encode import Encoding
 from planner.memory import EXPERT_TILE_ROWS
 from planner.scenarios import PassShape
+from planner.span import seen_tokens
 
 __all__ = ["extrapolated", "rate", "relative_error"]
 
@@ -102,6 +103,8 @@ def extrapolated(
     ):
         size = min(encoding.batch_size, encoding.group)
         contexts = [shape.context for shape in shapes if shape.phase == phase]
+        if phase == "decode":
+            contexts = [seen_tokens(encoding.workload, context) for context in contexts]
         if not all(surface.covers(size, context) for context in contexts):
             found.append(f"attention in {phase}")
     tokens = {encoding.tokens(shape) for shape in shapes}

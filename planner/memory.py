@@ -43,6 +43,7 @@ __all__ = [
     "expert_tile_rows",
     "group_sequences",
     "head_tile_bytes",
+    "kept_tokens",
     "operation_bytes",
     "outside_bytes",
     "read_buffer_bytes",
@@ -137,8 +138,17 @@ def aligned(size_bytes: int) -> int:
 
 
 def context_tokens(workload: Workload) -> int:
-    """KV positions that one sequence needs at its longest."""
+    """Tokens of one sequence at its longest."""
     return workload.prompt_tokens + workload.new_tokens
+
+
+def kept_tokens(workload: Workload) -> int:
+    """KV positions that one sequence needs at its longest: all, or its first tokens and as many of
+    the last as attention sees."""
+    context = context_tokens(workload)
+    if workload.attention_window is None:
+        return context
+    return min((workload.attention_sinks or 0) + workload.attention_window, context)
 
 
 def group_sequences(policy: Policy, workload: Workload) -> int:
@@ -260,7 +270,7 @@ def account_device(
         + aligned(outside_bytes(model)),
         "kv": aligned(
             sequences
-            * context_tokens(workload)
+            * kept_tokens(workload)
             * sum(_kv_bytes(model, layer, dtype_bytes) for layer in model.layers)
         ),
         "hidden": _hidden_bytes(model, sequences * workload.prompt_tokens, dtype_bytes),
@@ -360,7 +370,7 @@ def _mlp_width(model: ModelSpec, layer: LayerSpec) -> int:
 
 def _attention_bytes(model: ModelSpec, policy: Policy, workload: Workload, dtype_bytes: int) -> int:
     """One batch's norms, projections, rotary embedding and attention."""
-    prompt, context = workload.prompt_tokens, context_tokens(workload)
+    prompt, context = workload.prompt_tokens, kept_tokens(workload)
     rows = attention_tile_rows(policy.batch_size, prompt)
     query = model.attention_heads * model.head_dim
     key_value = 2 * model.kv_heads * model.head_dim
@@ -376,10 +386,14 @@ def _attention_bytes(model: ModelSpec, policy: Policy, workload: Workload, dtype
     mask = policy.batch_size * context * (1 + 4 + dtype_bytes)
     # blocks of scores, in each of two threads
     blocks = 2 * min(prompt, 256) * (min(prompt, 512) + model.head_dim) * (4 + dtype_bytes)
-    if any(layer.window is not None and layer.window < context for layer in model.layers):
+    hides = context < context_tokens(workload)
+    if hides or any(layer.window is not None and layer.window < context for layer in model.layers):
         # a window needs a mask in prefill, and with a mask shared heads are repeated
         mask += prompt * prompt * (8 + 2 + 4 + dtype_bytes)
         per_row += 2 * query * dtype_bytes
+    if hides:
+        # what is kept of a prompt is gathered
+        per_row += key_value * dtype_bytes + 4 * 8
     if expands_context(model):
         # three tables of scores in float32; keys and values of each position, and their copies
         mask += prompt * prompt * (8 + 2 + 4 + dtype_bytes)

@@ -39,6 +39,7 @@ from planner.predict import predict
 from planner.profiles import Profile
 from planner.second import settle_second
 from planner.sizes import typed_size
+from planner.span import check_span
 from solvers.errors import BudgetError, OptionError
 from solvers.outcome import Stop
 from solvers.registry import Feature, Limits, Progress, load_runnable, names
@@ -161,6 +162,7 @@ def solve(
             f"{workload.prompt_tokens} prompt and {workload.new_tokens} new tokens exceed the "
             f"model's context of {profile.model.max_context}"
         )
+    check_span(profile.model, workload)
     if goal.measure == "memory":
         return _least_memory(
             profile,

@@ -33,6 +33,8 @@ from solvers.errors import DocumentError, OptionError
 from solvers.registry import BOUNDS, Feature, load, names
 
 __all__ = [
+    "AttentionSinks",
+    "AttentionWindow",
     "Json",
     "Memory",
     "NewTokens",
@@ -72,6 +74,7 @@ D = TypeVar("D", bound=Document)
 
 DEFAULT_TIME_LIMIT_SECONDS = 10.0
 DEFAULT_TOLERANCE = 0.01
+DEFAULT_SINKS = 4
 
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")
@@ -93,6 +96,20 @@ OutputsFile = Annotated[
 Requests = Annotated[int, typer.Option("--requests", min=1, help="How many sequences.")]
 PromptTokens = Annotated[int, typer.Option("--prompt-tokens", min=1, help="The longest prompt.")]
 NewTokens = Annotated[int, typer.Option("--new-tokens", min=1, help="New tokens for each.")]
+AttentionWindow = Annotated[
+    int | None,
+    typer.Option(
+        "--attention-window",
+        min=1,
+        help="Attend to the last so many tokens only (all): less memory, other outputs.",
+    ),
+]
+AttentionSinks = Annotated[
+    int | None,
+    typer.Option(
+        "--attention-sinks", min=0, max=1 << 20, help="And to so many first tokens of each (4)."
+    ),
+]
 TimeLimit = Annotated[
     float | None,
     typer.Option("--time-limit", min=0.001, help="Seconds for a solver that searches (10)."),
@@ -146,9 +163,25 @@ def give_outputs(reporter: Reporter, lines: list[dict[str, Any]], out: Path | No
         reporter.show(Text.assemble((prompt, "dim"), (f"{text}\n", "bold")))
 
 
-def workload_of(requests: int, prompt_tokens: int, new_tokens: int) -> Workload:
-    """The workload document of three options."""
-    return Workload(requests=requests, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
+def workload_of(
+    requests: int,
+    prompt_tokens: int,
+    new_tokens: int,
+    attention_window: int | None = None,
+    attention_sinks: int | None = None,
+) -> Workload:
+    """The workload document of these options.
+
+    Raises
+    ------
+    OptionError
+        If there are attention sinks without a window.
+    """
+    if attention_window is None and attention_sinks is not None:
+        raise OptionError("--attention-sinks has no effect without --attention-window")
+    if attention_window is not None and attention_sinks is None:
+        attention_sinks = DEFAULT_SINKS
+    return Workload(requests, prompt_tokens, new_tokens, attention_window, attention_sinks)
 
 
 def search_seconds(solvers: Sequence[str], time_limit: float | None) -> float:
@@ -298,7 +331,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
             "eviction": policy.eviction,
             "chunk_bytes": policy.chunk_bytes,
         },
-        "workload": plain(plan.workload),
+        "workload": {k: v for k, v in plain(plan.workload).items() if v is not None},
         "inputs": plain(plan.inputs),
         "locations": plain(plan.locations),
         "device": plan.device,

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from moeplan.commands.common import DEFAULT_TIME_LIMIT_SECONDS, DEFAULT_TOLERANCE, searches
 from moeplan.service.problems import Refusal
@@ -73,6 +80,23 @@ class WorkloadBody(Strict):
     requests: int = Field(ge=1, le=MOST_REQUESTS, examples=[64])
     prompt_tokens: int = Field(ge=1, le=1 << 27, examples=[64])
     new_tokens: int = Field(ge=1, le=1 << 27, examples=[16])
+    attention_window: int | None = Field(
+        default=None, ge=1, le=1 << 27, description="Last tokens that one attends to (all)."
+    )
+    attention_sinks: int | None = Field(
+        default=None, ge=0, le=1 << 20, description="First tokens, beside a window."
+    )
+
+    @model_validator(mode="after")
+    def _both(self) -> WorkloadBody:
+        if (self.attention_window is None) != (self.attention_sinks is None):
+            raise ValueError("attention_window and attention_sinks go together")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # as in the document of a plan
+        return {key: value for key, value in dump(self).items() if value is not None}
 
 
 class ProfileUpload(Strict):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from planner.documents.base import (
     STRICT,
@@ -47,7 +47,9 @@ Expert = Annotated[int, Field(ge=0, lt=1 << 16)]
 class Workload(Document):
     """How many sequences, how long: what a plan is made for.
 
-    ``prompt_tokens`` is the longest prompt; ``new_tokens`` the tokens generated for each.
+    ``prompt_tokens`` is the longest prompt; ``new_tokens`` the tokens generated for each. With
+    ``attention_window`` w and ``attention_sinks`` s a token attends to the first s tokens of its
+    sequence and to the last w, itself among them (arXiv 2309.17453, section 3.2); None: to all.
     """
 
     kind: ClassVar[str] = "workload"
@@ -55,6 +57,17 @@ class Workload(Document):
     requests: Requests
     prompt_tokens: Tokens
     new_tokens: Tokens
+    attention_window: Tokens | None = None
+    attention_sinks: Units | None = None
+
+    def __post_init__(self) -> None:
+        if (self.attention_window is None) != (self.attention_sinks is None):
+            raise ValueError("attention_window and attention_sinks go together")
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # keys that came later: hashes of documents from before stay what they were
+        return {key: value for key, value in dump(self).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)

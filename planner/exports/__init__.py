@@ -15,7 +15,7 @@ from planner.exports.llama_cpp import export as to_llama_cpp
 from planner.exports.perfetto import export as to_perfetto
 from planner.exports.vllm import export as to_vllm
 from planner.exports.whole import Whole, keep_whole
-from solvers.errors import OptionError
+from solvers.errors import OptionError, UnsupportedError
 
 __all__ = ["MADE", "TARGETS", "Export", "Sources", "Target", "Whole", "export", "keep_whole"]
 
@@ -65,8 +65,14 @@ def export(target: str, sources: Sources) -> Export:
     OptionError
         If there is no such target.
     UnsupportedError
-        If the target knows nothing of the plan's model or device.
+        If the target knows nothing of the plan's model or device, or cannot attend as it says.
     """
     if target not in TARGETS:
         raise OptionError(f"--to {target!r} is unknown; choose from {', '.join(TARGETS)}")
+    window = sources.plan.workload.attention_window
+    if window is not None and "model" in TARGETS[target].reads:
+        raise UnsupportedError(
+            f"{target} attends to all tokens, and this plan to a window of {window}: plan without "
+            "--attention-window"
+        )
     return TARGETS[target].make(sources)

@@ -94,6 +94,10 @@ def test_what_is_refused(
     assert "makes no plan" in refused(capsys, *plan, "--solver", "belady")
     assert "no effect without --then" in refused(capsys, *plan, "--tolerance", "2%")
     assert "is the first objective" in refused(capsys, *plan, "--then", "throughput")
+    alone = refused(capsys, *plan, "--attention-sinks", 2)
+    assert alone.endswith("--attention-sinks has no effect without --attention-window")
+    window = (*plan, *WORK, "--attention-window")
+    assert "of 14 tokens and 4 sinks has no effect" in refused(capsys, *window, 14)
     share = (*plan, "--then", "bytes", "--tolerance")
     for text in ("2", "x%", "100%", "-1%", "nan%"):
         assert "write it like 2%" in refused(capsys, *share, text)
@@ -101,6 +105,26 @@ def test_what_is_refused(
     assert "no budget of the range works" in refused(capsys, *sweep, "1KiB..2KiB")
     assert "is not a range" in refused(capsys, *sweep, "1GiB")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_plan_and_run_with_an_attention_window(
+    made: SimpleNamespace,
+    command_json: Callable[..., Any],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    out, outputs = tmp_path / "plan.json", tmp_path / "outputs.jsonl"
+    argv = ["plan", made.profile, "--memory", made.memory, *WORK, "--solver", "lru", "--out", out]
+    found = command_json(*argv, "--attention-window", 3, "--attention-sinks", 1)
+    assert {**found["workload"], "attention_window": 3, "attention_sinks": 1} == found["workload"]
+    assert command_json("check", out)["violations"] == []
+    command_json("run", out, "--prompts", made.prompts, "--out", outputs)
+    assert len(outputs.read_text().splitlines()) == 4
+    assert cli.main(["show", str(out)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "attends to the first 1 token of its sequence and the last 3 tokens, not to all" in said
+    line = refused(capsys, "export", out, "--to", "accelerate", "--out", tmp_path / "x.json")
+    assert "accelerate attends to all tokens, and this plan to a window of 3" in line
 
 
 def test_ranges() -> None:

@@ -144,6 +144,17 @@ def test_a_path_in_an_upload_reaches_no_file(client: TestClient, upload: Body) -
         ({"memory_bytes": 1 << 70}, "body.memory_bytes"),
         ({"workload": []}, "body.workload"),
         ({"workload": {"requests": 1, "prompt_tokens": 1}}, "body.workload.new_tokens"),
+        (
+            {
+                "workload": {
+                    "requests": 1,
+                    "prompt_tokens": 1,
+                    "new_tokens": 1,
+                    "attention_sinks": 1,
+                }
+            },
+            "body.workload",
+        ),
         ({"solver": "belady"}, "body.solver"),
         ({"objective": "speed"}, "body.objective"),
         ({"time_limit_seconds": 1.0}, "body.time_limit_seconds"),

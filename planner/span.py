@@ -1,0 +1,50 @@
+"""Attention to the first tokens of a sequence and to its last ones: where it may be asked for.
+
+Positions stay those of the whole sequence, for rotary embeddings, too. Keys and values of tokens
+that no later token sees are not kept.
+"""
+
+from __future__ import annotations
+
+from planner.documents import ModelSpec, Workload
+from planner.memory import context_tokens, kept_tokens
+from solvers.errors import OptionError, UnsupportedError
+
+__all__ = ["check_span", "seen_tokens"]
+
+
+def seen_tokens(workload: Workload, context: int) -> int:
+    """Tokens that attention looks at where a sequence has ``context`` of them."""
+    return min(context, kept_tokens(workload))
+
+
+def check_span(model: ModelSpec, workload: Workload) -> None:
+    """Refuse a window where it cannot be had, or hides nothing.
+
+    Raises
+    ------
+    UnsupportedError
+        If the model has windows of its own, or layers that keep no keys and values.
+    OptionError
+        If no sequence is longer than what is seen.
+    """
+    window, sinks = workload.attention_window, workload.attention_sinks
+    if window is None:
+        return
+    for layer in model.layers:
+        why = ""
+        if layer.window is not None:
+            why = f"has a window of {layer.window} tokens of its own"
+        elif layer.state_bytes:
+            why = "keeps a state instead of keys and values"
+        if why:
+            raise UnsupportedError(
+                f"{model.name} ({model.family}): layer {layer.index} {why}, with which "
+                "--attention-window does not go together: leave it out"
+            )
+    context = context_tokens(workload)
+    if kept_tokens(workload) >= context:
+        raise OptionError(
+            f"an attention window of {window} tokens and {sinks} sinks has no effect: sequences "
+            f"have {context} tokens at most; give a smaller window, or leave it out"
+        )
