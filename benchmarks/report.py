@@ -147,8 +147,7 @@ def _run(names: list[str], work: Path, data: Path) -> list[str]:
         begun = time.monotonic()
         for command in section.commands:
             words = shlex.split(command)
-            words = [str(work / section.name) if one == "WORK" else one for one in words]
-            words = [str(data) if one == "DATA" else one for one in words]
+            words = [_placed(word, {"WORK": work, "DATA": data}) for word in words]
             done = subprocess.run(
                 [sys.executable, *words],
                 cwd=ROOT,
@@ -162,6 +161,11 @@ def _run(names: list[str], work: Path, data: Path) -> list[str]:
         print(f"{head}: {(time.monotonic() - begun) / 60:.1f} minutes", flush=True)
         left -= section.minutes
     return failed
+
+
+def _placed(word: str, folders: Mapping[str, Path]) -> str:
+    first, slash, rest = word.partition("/")
+    return f"{folders[first]}{slash}{rest}" if first in folders else word
 
 
 def _lacking(section: Section, data: Path) -> str:

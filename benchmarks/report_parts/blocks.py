@@ -138,8 +138,8 @@ def plain(document: Mapping[str, Any]) -> list[Block]:
     found: list[Block] = []
     single = {key: value for key, value in document.items() if not _nested(value)}
     if single:
-        rows = tuple((key.replace("_", " "), _short(value)) for key, value in single.items())
-        found.append(Table(("figure", "value"), rows))
+        values = tuple((key.replace("_", " "), _short(value)) for key, value in single.items())
+        found.append(Table(("figure", "value"), values))
     for key, value in document.items():
         if not _nested(value):
             continue

@@ -20,6 +20,7 @@ __all__ = [
     "placement",
     "prediction",
     "published",
+    "quantized",
     "ranking",
     "roofline",
     "roofline_h200",
@@ -106,7 +107,11 @@ def ranking(document: Document) -> Drawn:
         _bars(
             f"{cell['checkpoint']}, {cell['requests']} requests",
             "tokens/s",
-            ((row["solver"], (row["predicted"], row["median"])) for row in cell["rows"]),
+            (
+                (row["solver"], (row["predicted"], row["median"]))
+                for row in cell["rows"]
+                if "predicted" in row
+            ),
             "predicted, measured",
         )
         for cell in document["cells"]
@@ -242,6 +247,15 @@ def imports(document: Document) -> Drawn:
     """Least and median."""
     rows = ((name, (row["least_ms"], row["median_ms"])) for name, row in document["rows"].items())
     return [_bars("From start to end of the process", "ms", rows, "least, median")]
+
+
+def quantized(document: Document) -> Drawn:
+    """Rates of each format."""
+    rows = [
+        (f"{one['requests']} requests, {one['experts']}", (one["tokens_per_second"],))
+        for one in document["cells"]
+    ]
+    return [_bars("Speed within the same memory", "tokens/s", rows, "tokens/s")] if rows else []
 
 
 def gating(document: Document) -> Drawn:

@@ -112,7 +112,7 @@ def _glance(parts: Sequence[Part]) -> Table:
 
 
 def _headlines(parts: Sequence[Part]) -> Points:
-    return Points(tuple(f"**{one.title}.** {one.headline}" for one in parts if one.headline))
+    return Points(tuple(f"**{one.title}**: {one.headline}" for one in parts if one.headline))
 
 
 _INTRODUCTION = (

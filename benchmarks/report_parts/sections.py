@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.report_parts import charts, tables
+from benchmarks.report_parts import charts, headlines, tables
 from benchmarks.report_parts.blocks import Bars, Block, Chart, plain
 
 __all__ = ["SECTIONS", "Section"]
@@ -60,7 +60,7 @@ SECTIONS: tuple[Section, ...] = (
         4,
         shown=tables.demo,
         drawn=charts.demo,
-        headline=tables.demo_headline,
+        headline=headlines.demo,
     ),
     Section(
         "prediction",
@@ -71,7 +71,7 @@ SECTIONS: tuple[Section, ...] = (
         35,
         ("root",),
         drawn=charts.prediction,
-        headline=tables.prediction_headline,
+        headline=headlines.prediction,
     ),
     Section(
         "ranking",
@@ -83,18 +83,18 @@ SECTIONS: tuple[Section, ...] = (
         ("root",),
         shown=tables.ranking,
         drawn=charts.ranking,
-        headline=tables.ranking_headline,
+        headline=headlines.ranking,
     ),
     Section(
         "executor",
         "moeplan against what people use",
         "The same checkpoint, memory cap, prompts and disk, cold caches, one process a run: "
         "moeplan, its strategies, accelerate and llama.cpp.",
-        ("benchmarks/executor.py --work WORK",),
+        ("benchmarks/executor.py --work WORK/executor",),
         600,
         ("root",),
         drawn=charts.executor,
-        headline=tables.executor_headline,
+        headline=headlines.executor,
     ),
     Section(
         "seeds",
@@ -106,7 +106,7 @@ SECTIONS: tuple[Section, ...] = (
         60,
         ("root",),
         drawn=charts.seeds,
-        headline=tables.seeds_headline,
+        headline=headlines.seeds,
     ),
     Section(
         "gating",
@@ -115,14 +115,17 @@ SECTIONS: tuple[Section, ...] = (
         ("benchmarks/gating.py",),
         5,
         drawn=charts.gating,
-        headline=tables.gating_headline,
+        headline=headlines.gating,
     ),
     Section(
         "quantized",
         "Quantized experts",
-        "The same checkpoint with experts of fewer bits: size, speed, and what the words lose.",
-        ("benchmarks/quantized.py",),
-        10,
+        "Experts of eight and four bits: what they cost in nats, and what they bring in tokens/s.",
+        ("benchmarks/quantized.py --work WORK/executor",),
+        15,
+        ("root",),
+        drawn=charts.quantized,
+        headline=headlines.quantized,
     ),
     Section(
         "compression",
@@ -133,7 +136,7 @@ SECTIONS: tuple[Section, ...] = (
         ("root",),
         shown=tables.compression,
         drawn=charts.compression,
-        headline=tables.compression_headline,
+        headline=headlines.compression,
     ),
     Section(
         "solvers",
@@ -143,7 +146,7 @@ SECTIONS: tuple[Section, ...] = (
         ("benchmarks/solvers.py --cells shapes --out benchmarks/results",),
         40,
         drawn=charts.solvers,
-        headline=tables.solvers_headline,
+        headline=headlines.solvers,
     ),
     Section(
         "placement",
@@ -154,7 +157,7 @@ SECTIONS: tuple[Section, ...] = (
         15,
         ("data",),
         drawn=charts.placement,
-        headline=tables.placement_headline,
+        headline=headlines.placement,
     ),
     Section(
         "parallel",
@@ -164,7 +167,7 @@ SECTIONS: tuple[Section, ...] = (
         3,
         shown=tables.parallel,
         drawn=charts.parallel,
-        headline=tables.parallel_headline,
+        headline=headlines.parallel,
     ),
     Section(
         "service",
@@ -173,7 +176,7 @@ SECTIONS: tuple[Section, ...] = (
         ("benchmarks/service.py --kills 100",),
         8,
         shown=tables.service,
-        headline=tables.service_headline,
+        headline=headlines.service,
     ),
     Section(
         "sweep",
@@ -181,18 +184,18 @@ SECTIONS: tuple[Section, ...] = (
         "The same 200 pairs both ways must end in the same documents, byte for byte.",
         ("benchmarks/sweep.py",),
         10,
-        headline=tables.sweep_headline,
+        headline=headlines.sweep,
     ),
     Section(
         "long_run",
         "Half an hour under a memory cap",
         "Mixed requests, cancelled ones among them: is memory flat, does the speed drift, does "
         "anything hang?",
-        ("benchmarks/long_run.py --work WORK",),
+        ("benchmarks/long_run.py --work WORK/long_run",),
         34,
         ("root",),
         drawn=charts.long_run,
-        headline=tables.long_run_headline,
+        headline=headlines.long_run,
     ),
     Section(
         "faults",
@@ -201,21 +204,21 @@ SECTIONS: tuple[Section, ...] = (
         ("benchmarks/faults.py",),
         12,
         shown=tables.faults,
-        headline=tables.faults_headline,
+        headline=headlines.faults,
     ),
     Section(
         "executor_gpu",
         "The executor on a GPU",
         "Everything resident against weights streamed from host memory and from the disk.",
         (
-            "-m benchmarks.executor_gpu examples/configs/bulk-mixtral.json WORK "
+            "-m benchmarks.executor_gpu examples/configs/bulk-mixtral.json WORK/executor_gpu "
             "benchmarks/results/executor_gpu.json",
         ),
         10,
         ("gpu",),
         shown=tables.executor_gpu,
         drawn=charts.executor_gpu,
-        headline=tables.executor_gpu_headline,
+        headline=headlines.executor_gpu,
     ),
     Section(
         "roofline_h200",
@@ -244,7 +247,7 @@ SECTIONS: tuple[Section, ...] = (
         1,
         ("data",),
         drawn=charts.published,
-        headline=tables.published_headline,
+        headline=headlines.published,
     ),
     Section(
         "imports",
