@@ -79,10 +79,9 @@ def executor(document: Document) -> str:
             if engine == "moeplan" and (cell, new, other) in rates
         ]
         if ratios:
-            said.append(
-                f"{statistics.median(ratios):.2f}x as fast as {other} (median of {len(ratios)} cells, "
-                f"{min(ratios):.2f}x to {max(ratios):.2f}x)"
-            )
+            middle, spread = statistics.median(ratios), f"{min(ratios):.2f}x to {max(ratios):.2f}x"
+            cells = f"median of {len(ratios)} cells, {spread}"
+            said.append(f"{middle:.2f}x as fast as {other} ({cells})")
     return f"moeplan is {'; '.join(said)}." if said else "No cell has a peer yet."
 
 
