@@ -32,6 +32,7 @@ from planner.documents import (
     Surface,
     Tier,
     Timeline,
+    Workload,
     document_hash,
     dump_document,
     parse_document,
@@ -83,6 +84,13 @@ def timelines(draw: st.DrawFn) -> Timeline:
             Event(draw(kinds), channel, 0, draw(st.integers(-1, 4)), -1, start, end, 1, 0)
         )
     return Timeline.of(events)
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    window = draw(st.none() | SMALL)
+    sinks = None if window is None else draw(st.integers(0, 9))
+    return Workload(draw(SMALL), draw(SMALL), draw(SMALL), window, sinks)
 
 
 @st.composite
@@ -140,6 +148,7 @@ SPECIAL: dict[Any, st.SearchStrategy[Any]] = {
     Curve: curves(),
     Surface: surfaces(),
     Timeline: timelines(),
+    Workload: workloads(),
     Figure: st.builds(Figure, st.floats(1, 1e12), sources(), st.none() | st.floats(0, 9), SMALL),
     Range: st.lists(st.floats(0, 1e9), min_size=3, max_size=3).map(
         lambda three: Range(sorted(three)[1], sorted(three)[0], sorted(three)[2])
@@ -191,7 +200,7 @@ def documents(cls: type) -> st.SearchStrategy[Any]:
     return st.builds(cls, **fields)
 
 
-EVERY = st.one_of([documents(cls) for cls in DOCUMENTS.values()])
+EVERY = st.one_of([of_type(cls) for cls in DOCUMENTS.values()])
 
 
 @settings(max_examples=150, deadline=None)
