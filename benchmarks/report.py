@@ -196,6 +196,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--run: no benchmark {', '.join(unknown)}: there are {', '.join(names)}")
     if options.check and options.run is not None:
         parser.error("--check: it runs nothing; leave out --run")
+    if options.run is not None and options.results != RESULTS:
+        parser.error("--results: benchmarks that are run write to benchmarks/results")
     if options.list:
         for section in SECTIONS:
             needs = f" ({', '.join(section.needs)})" if section.needs else ""

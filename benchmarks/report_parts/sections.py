@@ -89,9 +89,10 @@ SECTIONS: tuple[Section, ...] = (
         "executor",
         "moeplan against what people use",
         "The same checkpoint, memory cap, prompts and disk, cold caches, one process a run: "
-        "moeplan, its strategies, accelerate and llama.cpp.",
-        ("benchmarks/executor.py --work WORK/executor",),
-        600,
+        "moeplan, its strategies, accelerate and llama.cpp. The whole grid takes a day: each time it "
+        "goes on where it was.",
+        ("benchmarks/executor.py --work WORK/executor --minutes 90",),
+        95,
         ("root",),
         drawn=charts.executor,
         headline=headlines.executor,
