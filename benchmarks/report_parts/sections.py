@@ -89,8 +89,8 @@ SECTIONS: tuple[Section, ...] = (
         "executor",
         "moeplan against what people use",
         "The same checkpoint, memory cap, prompts and disk, cold caches, one process a run: "
-        "moeplan, its strategies, accelerate and llama.cpp. The whole grid takes a day: each time it "
-        "goes on where it was.",
+        "moeplan, its strategies, accelerate and llama.cpp. The whole grid takes a day: it goes on "
+        "where it was.",
         ("benchmarks/executor.py --work WORK/executor --minutes 90",),
         95,
         ("root",),
