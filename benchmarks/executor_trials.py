@@ -26,10 +26,12 @@ from planner.profiles import Profile, load_profile
 from planner.solve import make_plan
 from solvers.errors import RunError
 
-__all__ = ["Bench", "Trial"]
+__all__ = ["QUANTIZED", "Bench", "Trial"]
 
 PEERS = Path(__file__).resolve().parent / "peers"
-_READ = ("store-none", "store-exact", "offload", "weights.gguf")
+QUANTIZED = ("int8", "int4")
+_STORES = ("none", "exact", *QUANTIZED)
+_READ = (*(f"store-{name}" for name in _STORES), "offload", "weights.gguf")
 _MOST_PROMPTS = 256
 _TRANSFORMERS_BYTES = 600 << 20
 """What a process of transformers takes beside weights and page cache, about."""
@@ -76,8 +78,10 @@ class Trial:
 
 
 def _policy_hash(plan: Plan, model: ModelSpec | None) -> str:
-    stored = None if model is None else model.stored
-    return hashlib.sha256(repr((plan.policy, stored)).encode()).hexdigest()[:12]
+    how: tuple[object, ...] = (plan.policy, None if model is None else model.stored)
+    if model is not None and model.quantized is not None:
+        how = (*how, model.quantized)
+    return hashlib.sha256(repr(how).encode()).hexdigest()[:12]
 
 
 class Bench:
@@ -135,10 +139,11 @@ class Bench:
         return sum(file.stat().st_size for file in self.checkpoint.glob("*.safetensors"))
 
     def store(self, compress: str) -> Path:
-        """The checkpoint, packed: ``none`` or ``exact``."""
+        """The checkpoint, packed: ``none`` or ``exact``, or quantized as ``int8`` or ``int4``."""
         out = self.folder / f"store-{compress}"
         if not (out / "store.json").exists():
-            _moeplan("pack", str(self.checkpoint), str(out), "--compress", compress)
+            option = "--quantize" if compress in QUANTIZED else "--compress"
+            _moeplan("pack", str(self.checkpoint), str(out), option, compress)
         return out
 
     @cached_property

@@ -77,10 +77,16 @@ class Sources:
         Raises
         ------
         UnsupportedError
-            If they are not at hand.
+            If they are not at hand, or the plan is for a store of quantized experts.
         """
         if self.model is None or self.hardware is None:
             raise UnsupportedError("a plan alone does not say what its model is; give its profile")
+        if self.model.quantized is not None:
+            how = self.model.quantized.format
+            raise UnsupportedError(
+                f"{self.model.name}: the plan is for experts in {how}, which no other engine "
+                "reads; export a plan for the checkpoint as it is"
+            )
         return self.model, self.hardware
 
 

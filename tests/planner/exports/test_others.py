@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from planner.documents import BalanceFigures, ExpertPlacement, LayerPlacement
+from planner.documents import BalanceFigures, ExpertPlacement, LayerPlacement, QuantizedExperts
 from planner.exports import TARGETS, Sources, export
 from solvers.errors import OptionError, UnsupportedError
 
@@ -131,6 +131,14 @@ def test_a_placement_of_another_model_is_refused(sources_of: from_sources) -> No
     sources = replace(sources_of((3, 5)), placement=placement((0, 1, 2), 4, 0))
     with pytest.raises(UnsupportedError, match="of 3 layers of 8 experts"):
         export("vllm", sources)
+
+
+def test_a_plan_for_quantized_experts_is_refused(sources_of: from_sources) -> None:
+    sources = sources_of((1, 1))
+    model = replace(sources.known()[0], quantized=QuantizedExperts("int4-1"))
+    for target in ("accelerate", "llama.cpp", "ktransformers", "vllm"):
+        with pytest.raises(UnsupportedError, match="experts in int4-1, which no other engine"):
+            export(target, replace(sources, model=model))
 
 
 def test_unknown_targets_and_plans_alone(sources_of: from_sources) -> None:
