@@ -87,7 +87,8 @@ def test_figures_are_found_by_sentence_and_section() -> None:
 def test_a_missing_and_an_unknown_result_are_told(report: Any, tmp_path: Path) -> None:
     rows = [{"name": "a", "rate": 1.5}, {"name": "b", "rate": 20000.0, "inner": {"x": True}}]
     about = {"measured": "2026-01-02 03:04 UTC", "quiet": True, "others_cores": 0.01, "seeds": [3]}
-    body = {"about": about, "cells": rows, "total": 7}
+    inner = {"a": {"rows": [{"n": 2}]}, "b": {"seconds": 1.5}}
+    body = {"about": about, "cells": rows, "total": 7, "inner": inner}
     (tmp_path / "surprise.json").write_text(json.dumps(body))
     text = report.build(tmp_path)["report.md"]
     assert "**Not run**: there is no `prediction.json`. `python benchmarks/prediction.py`" in text
@@ -98,6 +99,8 @@ def test_a_missing_and_an_unknown_result_are_told(report: Any, tmp_path: Path) -
     assert "| total | 7 |" in section
     assert "| name | rate | inner x |" in section
     assert "| b | 20,000 | yes |" in section
+    # a table in a mapping in a mapping is no value of a row
+    assert "### rows\n\n| n |\n| --- |\n| 2 |" in section
 
 
 def test_a_result_of_another_form_is_told_and_shown_plain(report: Any, tmp_path: Path) -> None:

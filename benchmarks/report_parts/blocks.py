@@ -144,7 +144,7 @@ def plain(document: Mapping[str, Any]) -> list[Block]:
         if not _nested(value):
             continue
         found.append(Heading(key.replace("_", " ")))
-        if isinstance(value, Mapping) and all(isinstance(one, Mapping) for one in value.values()):
+        if isinstance(value, Mapping) and all(map(_flatly, value.values())):
             value = [{"": name, **one} for name, one in value.items()]
         if isinstance(value, Mapping):
             found += plain(value)
@@ -164,6 +164,11 @@ def _nested(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
 
 
+def _flatly(value: Any) -> bool:
+    """Whether it is a row: a mapping without tables in it."""
+    return isinstance(value, Mapping) and not any(map(_nested, value.values()))
+
+
 def _flat(row: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in row.items():
@@ -176,7 +181,10 @@ def _flat(row: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 def _short(value: Any) -> str:
     if isinstance(value, list):
-        if len(value) > _MOST_VALUES or any(isinstance(one, (list, Mapping)) for one in value):
+        words = all(isinstance(one, str) for one in value)
+        if (len(value) > _MOST_VALUES and not words) or any(
+            isinstance(one, (list, Mapping)) for one in value
+        ):
             return f"{len(value)} values"
         return ", ".join(number(one) for one in value)
     return number(value)

@@ -317,6 +317,12 @@ def seeds(document: Document) -> Drawn:
         ]
         title = f"{name}: compute waits"
         found.append(_bars(title, "% of the time", waits, "for dense parts, for experts"))
+    for cell in experiments.get("choice", {}).get("rows", []):
+        own = [{**row, "name": f"b = {row['b']}"} for row in cell["measured"]]
+        title = f"{cell['checkpoint']}, memory {cell['memory']:.0%}, {cell['requests']} requests: "
+        title += f"{cell['chosen']} was planned"
+        lines = _series(own, "name", "n", "tokens_per_second")
+        found.append(Chart(title, "batches n", "tokens/s", lines, log_x=True))
     rows = experiments.get("buffers", {}).get("rows", [])
     methods = [key for key in ("lru", "lifo", "fifo", "frequency", "belady") if rows]
     groups = dict.fromkeys((row["from"], row["sequences"]) for row in rows)

@@ -137,7 +137,7 @@ def markdown(parts: Sequence[Part]) -> str:
         if part.about is None:
             lines.append(f"**Not run**: there is no `{part.name}.json`. `{part.command}`")
             continue
-        lines.append(provenance(part.about))
+        lines.append(f"{provenance(part.about)} All of it: [{part.name}.json]({part.name}.json).")
         lines += [part.headline] if part.headline else []
         drawn = 0
         for block in part.blocks:

@@ -13,6 +13,8 @@ __all__ = ["STYLE", "draw"]
 _WIDE, _TALL = 560, 340
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 50
 _COLOURS = 8
+_MOST_TICKS = 12
+"""More different x get round ticks."""
 _LIGHT = ("2f6fde", "e07b18", "8457c7", "2a9360", "c62f4b", "a8830a", "1f7a8c", "6b7280")
 _DARK = ("5c93f2", "f0963a", "a886e6", "45b581", "ff6b84", "e0bb3a", "3fb6cc", "a3a6ae")
 
@@ -58,6 +60,8 @@ def _lines(chart: Chart) -> tuple[str, int]:
     if chart.diagonal:
         xs = ys = [*xs, *ys]
     x_at, x_ticks = _axis(xs, chart.log_x, _LEFT, _WIDE - _RIGHT, chart.diagonal)
+    if chart.log_x and not chart.diagonal and len(set(xs)) <= _MOST_TICKS:
+        x_ticks = sorted(set(xs))
     y_at, y_ticks = _axis(ys, chart.log_y, _TALL - _BOTTOM, _TOP, True)
     parts = []
     for value in y_ticks:
