@@ -39,8 +39,8 @@ from typing import Any
 
 from benchmarks import placement, seeds_runs, seeds_traces
 from benchmarks.prediction import QUICK
+from benchmarks.record import Record
 from benchmarks.seeds_table import markdown
-from benchmarks.summary import machine_facts
 from benchmarks.throttle import throttled
 from executor import pack
 from executor.synth import write_synthetic
@@ -50,7 +50,7 @@ from planner.placement import scenes_of
 from planner.profiles import Profile, load_profile
 from planner.routing_sources import trace_source
 from profiler import profile_checkpoint
-from solvers.errors import MoeplanError
+from solvers.errors import BudgetError, MoeplanError
 
 Row = dict[str, Any]
 
@@ -64,13 +64,13 @@ PROFILED = {EXAMPLE: 2.0, "mixtral": 0.7, "olmoe": 0.7}
 """Memory of each profile, as a share of the store; the example's lets routers look ahead."""
 CHOICES = {
     "mixtral": ((0.35, 0.7), (8, 64)),
-    "olmoe": ((0.4, 0.7), (8, 64)),
+    "olmoe": ((0.4, 0.7), (64,)),
     EXAMPLE: ((0.5, 1.0), (4, 16)),
 }
 """Budgets (shares of the store) and requests of ``choice``."""
 BATCHES, SIZES = (1, 2, 4, 8), (2, 8)
 """n and b of ``throughput``."""
-ABLATION = (8, 8)
+ABLATION = (4, 8)
 """n and b."""
 GROUPS = (1, 8)
 """Sequences that are decoded together, where only the trace is looked at."""
@@ -145,12 +145,9 @@ def throughput(bench: Bench) -> list[Row]:
 
 def ablation(bench: Bench) -> list[Row]:
     """Klotski's parts, one after another."""
-    n, b = ABLATION
-    rows = []
-    for name in bench.bulk:
-        case = bench.case(name, 0.7 if name in BULK else 2.0, Workload(n * b, 64, 8))
-        rows += [{"checkpoint": name, **row} for row in seeds_runs.ablation(case, n, b)]
-    return rows
+    (n, b), name = ABLATION, bench.bulk[0]
+    case = bench.case(name, 0.7 if name in BULK else 2.0, Workload(n * b, 64, 8))
+    return [{"checkpoint": name, **row} for row in seeds_runs.ablation(case, n, b)]
 
 
 def choice(bench: Bench) -> list[Row]:
@@ -159,7 +156,11 @@ def choice(bench: Bench) -> list[Row]:
     for name in dict.fromkeys((*bench.bulk, EXAMPLE)):
         for share, requests in itertools.product(*CHOICES[name]):
             workload = Workload(requests, 64 if name in BULK else 32, 8)
-            found = seeds_runs.chosen(bench.case(name, share, workload))
+            try:
+                found = seeds_runs.chosen(bench.case(name, share, workload))
+            except BudgetError as error:
+                print(f"# {name} {share:.0%}, {requests} requests: {error}")
+                continue
             said = seeds_runs.verdict(found)
             cell = {"checkpoint": name, "memory": share, "requests": requests}
             rows.append({**cell, **said, "measured": found})
@@ -234,8 +235,12 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--throttle", type=int, help=f"bytes/s, by the kernel ({THROTTLE:,})")
     parser.add_argument("--disk-bandwidth", type=int, help="bytes/s, by waiting: no root is needed")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "seeds")
-    parser.add_argument("--out", type=Path, default=results, help="JSON; a page beside it")
+    parser.add_argument(
+        "--out", type=Path, help="JSON; a page beside it (--quick: in --work, which nobody quotes)"
+    )
     options = parser.parse_args(argv)
+    if options.out is None:
+        options.out = options.work / "quick.json" if options.quick else results
     if options.runs is None:
         options.runs = 1 if options.quick else 3
     if options.runs < 1:
@@ -261,8 +266,12 @@ def main(argv: list[str] | None = None) -> int:
     # the disk is let go, however this ends
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options.work.mkdir(parents=True, exist_ok=True)
-    known = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
-    body: Row = {"machine": machine_facts(), "experiments": known.get("experiments", {})}
+    known: Row = {}
+    if options.only and options.out.exists():
+        known = json.loads(options.out.read_text(encoding="utf-8"))
+    budget = f"{options.runs} runs of each plan, the median counts"
+    record = Record.begin(seeds=(options.seed,), budget=budget, before=known.get("about"))
+    body: Row = {"about": {}, "experiments": known.get("experiments", {})}
     bench = Bench(options)
     for name in options.only or EXPERIMENTS:
         begun = time.monotonic()
@@ -279,6 +288,7 @@ def main(argv: list[str] | None = None) -> int:
             "paced_bytes_per_second": options.disk_bandwidth,
             "rows": rows,
         }
+        body["about"] = record.about()
         write(options.out, body)
         print(f"# {name}: {len(rows)} rows in {minutes:.1f} minutes", flush=True)
     print(markdown(body))

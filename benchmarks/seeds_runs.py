@@ -51,7 +51,7 @@ _WITHIN = 0.03
 """How near the chosen n is to be to the best."""
 _HOPELESS = 0.85
 """What reaches less of the best in the first round is not run again."""
-_LONGEST = 3.0
+_LONGEST = 2.0
 """Groups that are predicted to take so many times as long as the chosen one are not run."""
 _WORK = 0.1
 
@@ -230,13 +230,14 @@ def ablation(case: Case, n_batches: int, batch_size: int) -> list[Row]:
     def bare(ahead: int) -> Callable[[Candidate], Schedule | None]:
         return lambda one: _without_residents(one, ahead, top_k)
 
+    planned = plan_of(case, n_batches, batch_size)
     steps: list[tuple[str, Plan | None, bool]] = [
         ("one batch", fixed_plan(case, 1, batch_size, bare(0)), True),
         ("n batches", fixed_plan(case, n_batches, batch_size, bare(0)), True),
         ("+ expert-aware order", fixed_plan(case, n_batches, batch_size, bare(0)), False),
         ("+ hot experts ahead", fixed_plan(case, n_batches, batch_size, bare(top_k)), False),
-        ("+ residents, planned", plan_of(case, n_batches, batch_size), False),
-        ("planned, order off", plan_of(case, n_batches, batch_size), True),
+        ("+ residents, planned", planned, False),
+        ("planned, order off", planned, True),
     ]
     runs = [(name, Runs(plan, number)) for name, plan, number in steps if plan is not None]
     run_all(case, [one for _, one in runs])

@@ -99,7 +99,7 @@ _TABLES = {
 
 def markdown(body: Row) -> str:
     """All experiments that there are."""
-    machine = body["machine"]
+    machine = body["about"]["machine"]
     parts = [
         "# The seeds' experiments\n\n"
         f"{machine['processor']}, {machine['cores']} cores, "
