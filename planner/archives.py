@@ -52,13 +52,13 @@ def array_header(archive: zipfile.ZipFile, member: str) -> tuple[tuple[int, ...]
         }.get(version)
         name = member.removesuffix(".npy")
         if read is None:
-            raise ValueError(f"{name} is of an unknown format {version}")
+            raise ValueError(f"{name!r} is of an unknown format {version}")
         shape, _, dtype = read(file)
         begin = file.tell()
     if dtype.hasobject:
-        raise ValueError(f"{name} holds objects of Python")
+        raise ValueError(f"{name!r} holds objects of Python")
     if begin + math.prod(shape) * dtype.itemsize != archive.getinfo(member).file_size:
-        raise ValueError(f"{name} is {dtype} {shape}, but the archive holds another size")
+        raise ValueError(f"{name!r} is {dtype} {shape}, but the archive holds another size")
     return shape, dtype
 
 

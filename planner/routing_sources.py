@@ -20,6 +20,7 @@ Five kinds are understood, each with what it lacks:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +30,7 @@ import numpy.typing as npt
 
 from planner.archives import FAULTS, read_archive
 from planner.documents import RoutingTrace
+from planner.documents.base import printable
 from planner.files import loads_once, read_regular
 from planner.routing import TraceArrays, load_trace
 from solvers.errors import DocumentError, OptionError
@@ -185,6 +187,7 @@ def _archive(data: bytes, path: Path, series: str | None) -> RoutingSource:
         raise DocumentError(f"{path}: not an archive of numpy arrays: {line}") from error
     if not arrays:
         raise DocumentError(f"{path}: holds no array")
+    _check_names(arrays, path)
     if all(array.dtype.kind in "iu" and array.ndim == 3 for array in arrays.values()):
         return _joint(arrays, path, series)
     _without_series(series, path)
@@ -235,7 +238,7 @@ def _shares(arrays: dict[str, npt.NDArray[Any]], path: Path) -> RoutingSource:
         total = array.sum(axis=2, dtype=np.float64)
         if not np.isfinite(array).all() or array.min() < 0 or abs(total - 1).max() > 1e-3:
             raise DocumentError(f"{path}: {name} holds shares that do not add up to 1")
-        sequences[name] = np.rint(array * _ROWS).astype(np.int64)
+        sequences[name] = np.rint(array.astype(np.float64) * _ROWS).astype(np.int64)
     return RoutingSource("shares", tuple(range(shape[0])), sequences=sequences)
 
 
@@ -257,6 +260,7 @@ def _counts(value: dict[str, Any], path: Path, series: str | None) -> RoutingSou
     domains = _one_series(value["data"], series, path)
     if not isinstance(domains, dict) or not domains:
         raise DocumentError(f"{path}: data: the series holds no domain")
+    _check_names(domains, path)
     heat = {name: _table(rows, path, f"data, domain {name}") for name, rows in domains.items()}
     first = next(iter(heat.values()))
     if any(one.shape != first.shape for one in heat.values()):
@@ -270,12 +274,20 @@ def _one_series(table: dict[str, Any], series: str | None, path: Path) -> Any:
     """The series that was asked for, or the only one."""
     if not table:
         raise DocumentError(f"{path}: data: holds no series")
+    _check_names(table, path)
     if series is None and len(table) == 1:
         series = next(iter(table))
     if series not in table:
         there = ", ".join(sorted(table)[:20])
         raise OptionError(f"{path} has several series: give --series, one of {there}")
     return table[series]
+
+
+def _check_names(names: Iterable[str], path: Path) -> None:
+    """They stand in tables and messages."""
+    for name in names:
+        if not printable(name):
+            raise DocumentError(f"{path}: the name {name!r} holds control characters")
 
 
 def _table(rows: Any, path: Path, where: str) -> Floats:
