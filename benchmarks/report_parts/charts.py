@@ -284,10 +284,10 @@ def long_run(document: Document) -> Drawn:
     rows = [
         {
             "speed": "tokens/s",
-            "memory": "resident",
+            "memory": "its own",
             "x": one["at_seconds"] / 60,
             "rate": one["tokens_per_second"],
-            "mib": one["resident_bytes"] / 2**20,
+            "mib": one["own_bytes"] / 2**20,
         }
         for one in document["cycles"]
     ]

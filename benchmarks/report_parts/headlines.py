@@ -200,9 +200,9 @@ def sweep(document: Document) -> str:
 def long_run(document: Document) -> str:
     """Drift of memory and speed."""
     found = document["judged"]
-    memory, speed = found["resident_mib"], found["tokens_per_second"]
+    memory, speed = found["own_mib"], found["tokens_per_second"]
     return (
-        f"{document['minutes']:g} minutes, {found['cycles']} cycles: resident memory "
+        f"{document['minutes']:g} minutes, {found['cycles']} cycles: memory "
         f"{memory['least']:.0f} to {memory['most']:.0f} MiB, speed {speed['first_quarter']:.1f} "
         f"tokens/s in the first quarter and {speed['last_quarter']:.1f} in the last, "
         f"{found['wrong_rounds']} wrong rounds."
