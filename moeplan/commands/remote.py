@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from moeplan.commands.common import searches
-from moeplan.commands.serve import part_of_service
 from planner.documents import Locations, Plan, Workload
 from planner.profiles import Profile
 from solvers.errors import MoeplanError
@@ -51,7 +50,10 @@ def plan_at(
     RunError
         If the server cannot be reached or fails.
     """
-    client = part_of_service("moeplan.client").Client(url, token=os.environ.get("MOEPLAN_TOKEN"))
+    # needs the extra
+    from moeplan.client import Client
+
+    client = Client(url, token=os.environ.get("MOEPLAN_TOKEN"))
 
     def told(step: dict[str, Any]) -> None:
         progress(step["stage"], step["incumbent"], step["bound"])

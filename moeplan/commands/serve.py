@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-from types import ModuleType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -14,7 +12,10 @@ from moeplan.commands.common import Json, reporter_of
 from moeplan.options import parse_size
 from solvers.errors import OptionError
 
-__all__ = ["StoreUrl", "part_of_service", "serve", "store_url"]
+if TYPE_CHECKING:
+    from moeplan.service.store import Store
+
+__all__ = ["StoreUrl", "open_store", "serve", "store_url"]
 
 StoreUrl = Annotated[
     str | None,
@@ -31,22 +32,20 @@ def store_url(given: str | None) -> str:
     return given or os.environ.get("MOEPLAN_STORE") or "sqlite:///moeplan.db"
 
 
-def part_of_service(name: str) -> ModuleType:
-    """A module that needs the packages of the extra ``service``.
+def open_store(given: str | None) -> Store:
+    """The store that is meant, for a command.
 
     Raises
     ------
     OptionError
-        If they are not installed, with the command that installs them.
+        If it cannot be used: then what was asked for is at fault, and nothing has begun.
     """
+    from moeplan.service.store import Store, StoreError
+
     try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in ("moeplan", "planner", "solvers"):
-            raise
-        raise OptionError(
-            f"this needs {error.name}, which is not installed: pip install 'moeplan[service]'"
-        ) from error
+        return Store(store_url(given))
+    except StoreError as error:
+        raise OptionError(f"{error}; --store or MOEPLAN_STORE names another") from error
 
 
 def serve(
@@ -95,13 +94,15 @@ def serve(
     if memory_bytes < 1 << 30:
         raise OptionError(f"--worker-memory {worker_memory}: a worker needs 1GiB at least")
     upload_bytes = parse_size(upload, "--upload")
-    running = part_of_service("moeplan.service.run")
-    worker = part_of_service("moeplan.service.worker")
-    settings = running.ServeSettings(
+    from moeplan.service.run import ServeSettings
+    from moeplan.service.run import serve as serve_until_ended
+    from moeplan.service.worker import WorkerSettings
+
+    settings = ServeSettings(
         host=host,
         port=port,
         workers=workers,
-        worker=worker.WorkerSettings(
+        worker=WorkerSettings(
             store_url=store_url(store),
             lease_seconds=lease,
             most_attempts=attempts,
@@ -115,4 +116,4 @@ def serve(
         reporter.show(Text(f"moeplan serves at {url}; its API is told at {url}/openapi.json"))
         reporter.result({"url": url, "workers": workers})
 
-    running.serve(settings, ready)
+    serve_until_ended(settings, open_store(store), ready)

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from moeplan.commands.common import searches
 from moeplan.commands.offline import with_host
-from moeplan.commands.serve import part_of_service, store_url
+from moeplan.commands.serve import open_store
 from moeplan.options import parse_range, parse_size, split_names
 from moeplan.output import Reporter, human_bytes, human_number
 from planner.documents import Machine, Workload
@@ -119,7 +119,7 @@ def sweep_of_pairs(
             "give a PROFILE_DIR that 'moeplan profile' made, or --models, --hardware, --budgets "
             "and --routing"
         )
-    if missing:
+    if missing or options.routing is None:
         more = " (uniform says that nothing is known)" if missing == ["--routing"] else ""
         raise OptionError(f"a sweep without a profile needs {' and '.join(missing)}, too{more}")
     paths = tuple(dict.fromkeys(map(Path, _listed(options.models, "--models"))))
@@ -128,10 +128,12 @@ def sweep_of_pairs(
     if len(paths) * len(machines) * len(budgets) > _MOST_PAIRS:
         raise OptionError(f"these are more than {_MOST_PAIRS:,} pairs; give less at once")
 
-    pairs = part_of_service("moeplan.sweeps.pairs")
-    running = part_of_service("moeplan.sweeps.run")
-    asked = pairs.Asked(
-        pairs.read_models(paths),
+    from moeplan.sweeps.pairs import Asked, read_models
+    from moeplan.sweeps.run import Counts, Swept
+    from moeplan.sweeps.run import sweep_pairs as sweep_all
+
+    asked = Asked(
+        read_models(paths),
         machines,
         budgets,
         options.routing,
@@ -144,12 +146,12 @@ def sweep_of_pairs(
         seed,
     )
     asked.check()
-    store = part_of_service("moeplan.service.store").Store(store_url(options.store))
-    swept = running.Swept(running.Counts(asked.count))
+    store = open_store(options.store)
+    swept = Swept(Counts(asked.count))
     try:
         with reporter.steps("sweep") as bar:
             bar(0, asked.count, f"starting {engine}")
-            running.sweep_pairs(
+            sweep_all(
                 store,
                 asked,
                 _carrier(engine, workers, options.ray_address),

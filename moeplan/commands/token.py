@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from moeplan.commands.common import Json, plain, reporter_of
-from moeplan.commands.serve import StoreUrl, part_of_service, store_url
+from moeplan.commands.serve import StoreUrl, open_store
 from planner.documents import printable
 from solvers.errors import OptionError
 
@@ -25,10 +25,6 @@ app = typer.Typer(
 _MOST_NAME = 100
 
 
-def _store(given: str | None) -> Any:
-    return part_of_service("moeplan.service.store").Store(store_url(given))
-
-
 @app.command("create")
 def create(
     ctx: typer.Context,
@@ -40,7 +36,7 @@ def create(
     if not name.strip() or len(name) > _MOST_NAME or not printable(name):
         raise OptionError(f"NAME {name[:40]!r}: give 1 to {_MOST_NAME} characters that show")
     reporter = reporter_of(ctx)
-    token, text = _store(store).tokens.create(name.strip())
+    token, text = open_store(store).tokens.create(name.strip())
     reporter.show_text(text)
     reporter.note(f"moeplan: keep it: it is not shown again ('moeplan token revoke {token.id}')")
     reporter.result({**plain(token), "token": text})
@@ -50,7 +46,7 @@ def create(
 def list_tokens(ctx: typer.Context, store: StoreUrl = None, as_json: Json = False) -> None:
     """List all tokens, without their secrets."""
     reporter = reporter_of(ctx)
-    found = _store(store).tokens.listed()
+    found = open_store(store).tokens.listed()
     table = Table(box=None, pad_edge=False)
     for heading in ("id", "name", "made", "revoked"):
         table.add_column(heading)
@@ -69,7 +65,7 @@ def revoke(
 ) -> None:
     """Revoke a token: from now on it opens nothing."""
     reporter = reporter_of(ctx)
-    if not _store(store).tokens.revoke(identity):
+    if not open_store(store).tokens.revoke(identity):
         raise OptionError(
             f"there is no token {identity[:40]!r} that could be revoked; 'moeplan token list' tells"
         )

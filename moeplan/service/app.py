@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
+from moeplan.service.answers import Answers
 from moeplan.service.guard import Guard, GuardSettings, has_head, problem_answer, wants_page
 from moeplan.service.metrics import Metrics
 from moeplan.service.pages import ROUTERS, problem_page
@@ -100,6 +101,7 @@ def create_app(
         settings.most_streams,
         settings.guard.token_required,
     )
+    app.state.answers = Answers(store)
     for router in _ROUTERS:
         app.include_router(router)
     app.add_exception_handler(RequestValidationError, _not_valid)

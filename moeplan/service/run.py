@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ __all__ = ["ServeSettings", "serve"]
 _SHUTDOWN_SECONDS = 3
 """Open connections (watchers of jobs) are closed after so long."""
 _BACKLOG = 512
+_SWITCH_SECONDS = 0.0005
+"""The loop waits at most so long for a thread that makes an answer (Python's own 5 ms add up)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +54,15 @@ class ServeSettings:
     upload_bytes: int = 64 << 20
 
 
-def serve(settings: ServeSettings, ready: Callable[[str], None]) -> None:
+def serve(settings: ServeSettings, store: Store, ready: Callable[[str], None]) -> None:
     """Serve until a signal ends it.
 
     Parameters
     ----------
     settings
         What to serve.
+    store
+        Of ``settings.worker.store_url``; closed in the end.
     ready
         Called with the URL once the socket listens.
 
@@ -65,14 +70,11 @@ def serve(settings: ServeSettings, ready: Callable[[str], None]) -> None:
     ------
     OptionError
         If the address cannot be used, or is not the loopback and there is no token yet.
-    StoreError
-        If the store cannot be used.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     for noisy in ("alembic", "httpx"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     open_to_others = not is_loopback(settings.host)
-    store = Store(settings.worker.store_url)
     if open_to_others and not store.tokens.any_valid():
         store.close()
         raise OptionError(
@@ -100,6 +102,7 @@ def serve(settings: ServeSettings, ready: Callable[[str], None]) -> None:
     port = listening.getsockname()[1]
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     ready(f"http://{host}:{port}")
+    sys.setswitchinterval(_SWITCH_SECONDS)
     # Control-C is how a server is meant to end
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listening])

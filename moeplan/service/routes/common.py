@@ -16,6 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from moeplan.service.answers import Answers
 from moeplan.service.metrics import Metrics
 from moeplan.service.problems import Refusal, problem, problem_of
 from moeplan.service.store import Job, Store
@@ -24,7 +25,17 @@ from planner.documents import Document, parse_document, printable
 from planner.files import loads_once
 from solvers.errors import MoeplanError
 
-__all__ = ["Context", "Digest", "Service", "StrictRoute", "accepted", "decoded", "found", "parsed"]
+__all__ = [
+    "Context",
+    "Digest",
+    "KeptRoute",
+    "Service",
+    "StrictRoute",
+    "accepted",
+    "decoded",
+    "found",
+    "parsed",
+]
 
 D = TypeVar("D", bound=Document)
 T = TypeVar("T")
@@ -68,7 +79,8 @@ class Service:
         return self.store.jobs.submit(kind, inputs, most_queued=self.most_queued)[0]
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:
+    # a plain function would be called in a thread
     return cast(Service, request.app.state.service)
 
 
@@ -93,17 +105,56 @@ Search = Annotated[
 ]
 
 
-class StrictRoute(APIRoute):
-    """A route whose JSON bodies are strict: UTF-8, finite numbers, each key once."""
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+
+class StrictRoute(APIRoute):
+    """A route that is strict: bodies are UTF-8 JSON with finite numbers and each key once; there is
+    no query parameter that it does not know, and none twice."""
+
+    def get_route_handler(self) -> Handler:
         """Hand over a request that parses so."""
         handle = super().get_route_handler()
+        known = {field.alias for field in self.dependant.query_params}
 
         async def strict(request: Request) -> Response:
+            _check_query(request, known)
             return await handle(_StrictRequest(request.scope, request.receive))
 
         return strict
+
+
+class KeptRoute(StrictRoute):
+    """A strict route whose answers to GET follow from the address and the store alone, so that one
+    that was given is given again as it is while neither has changed."""
+
+    def get_route_handler(self) -> Handler:
+        """Ask only for what was not answered already."""
+        handle = super().get_route_handler()
+        if self.methods != {"GET"}:
+            return handle
+
+        async def kept(request: Request) -> Response:
+            answers = cast(Answers, request.app.state.answers)
+            return await answers.of(request, lambda: handle(request))
+
+        return kept
+
+
+def _check_query(request: Request, known: set[str]) -> None:
+    seen: set[str] = set()
+    for name, _ in request.query_params.multi_items():
+        shown = name[:100]
+        if name not in known:
+            names = ", ".join(sorted(known))
+            knows = f"it knows {names}" if names else "it knows none"
+            said = f"query.{shown}: {request.url.path} has no such parameter; {knows}"
+        elif name in seen:
+            said = f"query.{shown}: given twice"
+        else:
+            seen.add(name)
+            continue
+        raise Refusal(422, "request", "Not a valid request", said, f"query.{shown}")
 
 
 class _StrictRequest(Request):

@@ -26,10 +26,10 @@ from moeplan.service.routes.common import (
     After,
     Context,
     Digest,
+    KeptRoute,
     PageLimit,
     Search,
     Service,
-    StrictRoute,
     decoded,
     found,
     parsed,
@@ -55,7 +55,7 @@ from solvers.errors import MoeplanError
 
 __all__ = ["router"]
 
-router = APIRouter(route_class=StrictRoute, tags=["documents"])
+router = APIRouter(route_class=KeptRoute, tags=["documents"])
 
 
 def _body_of(name: str) -> Any:

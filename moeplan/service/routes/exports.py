@@ -9,14 +9,14 @@ from starlette.responses import Response
 
 from moeplan.service.entries import kept_document
 from moeplan.service.requests import Hash, no_effect
-from moeplan.service.routes.common import Context, Digest, StrictRoute, found, refused
+from moeplan.service.routes.common import Context, Digest, KeptRoute, found, refused
 from planner.documents import ExpertPlacement, Hardware, ModelSpec, Plan, Trace
 from planner.exports import TARGETS, Sources, export
 from solvers.errors import MoeplanError, StaleError
 
 __all__ = ["TargetName", "router"]
 
-router = APIRouter(route_class=StrictRoute)
+router = APIRouter(route_class=KeptRoute)
 
 TargetName = Literal["accelerate", "llama.cpp", "ktransformers", "vllm", "perfetto"]
 

@@ -16,9 +16,9 @@ from moeplan.service.routes.common import (
     After,
     Context,
     Digest,
+    KeptRoute,
     PageLimit,
     Service,
-    StrictRoute,
     found,
 )
 from moeplan.service.store.jobs import State
@@ -26,7 +26,7 @@ from moeplan.service.views import JobList, JobView
 
 __all__ = ["router", "stream"]
 
-router = APIRouter(route_class=StrictRoute, tags=["jobs"])
+router = APIRouter(route_class=KeptRoute, tags=["jobs"])
 
 _LOOK_SECONDS = 0.25
 _QUIET_SECONDS = 15.0

@@ -19,8 +19,8 @@ from moeplan.service.requests import (
 from moeplan.service.routes.common import (
     Context,
     Digest,
+    KeptRoute,
     Service,
-    StrictRoute,
     accepted,
     found,
     unchanging,
@@ -31,7 +31,7 @@ from moeplan.service.views import JobView
 
 __all__ = ["explain_inputs", "must_be_kept", "router"]
 
-router = APIRouter(route_class=StrictRoute)
+router = APIRouter(route_class=KeptRoute)
 
 _AS_ASKED = ExplainRequest()
 """What an explanation is where nothing is said about it."""

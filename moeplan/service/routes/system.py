@@ -6,11 +6,11 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from moeplan.service.routes.common import Context
+from moeplan.service.routes.common import Context, StrictRoute
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["system"])
+router = APIRouter(route_class=StrictRoute, tags=["system"])
 
 
 class HealthView(BaseModel):

@@ -66,9 +66,29 @@ class Database:
             sa.event.listen(self._engine, "connect", _prepare_sqlite)
             sa.event.listen(self._engine, "begin", _begin_sqlite)
 
+        self._watching: sqlite3.Connection | None = None
+
     def close(self) -> None:
         """Close all connections."""
+        if self._watching is not None:
+            self._watching.close()
         self._engine.dispose()
+
+    def version(self) -> int | None:
+        """A number that is another one after every change, whoever made it; from one thread only.
+
+        None where the database has none to tell quickly: PostgreSQL, or a file that cannot be read.
+        """
+        if self.postgresql:
+            return None
+        try:
+            if self._watching is None:
+                # its own connection, which changes nothing: its own changes would not be told
+                file = self._engine.url.database or ""
+                self._watching = sqlite3.connect(file, check_same_thread=False, timeout=0)
+            return int(self._watching.execute("PRAGMA data_version").fetchone()[0])
+        except sqlite3.Error:
+            return None
 
     @contextlib.contextmanager
     def read(self) -> Iterator[sa.Connection]:

@@ -22,6 +22,7 @@ from moeplan import cli
 from moeplan.service.guard import is_loopback
 from moeplan.service.store import Store
 
+ROOT = Path(__file__).resolve().parents[3]
 NONE = "0" * 64
 Clients = Callable[..., TestClient]
 Body = dict[str, Any]
@@ -435,6 +436,29 @@ def test_options_of_serve(
     assert code == 2
     assert part in error
     assert len(error.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("serve", "--port", "0"),
+        ("token", "list"),
+        (
+            *("sweep", "--models", str(ROOT / "examples/pycode-moe"), "--hardware", "t4"),
+            *("--budgets", "1GiB", "--routing", "uniform"),
+        ),
+    ],
+)
+def test_a_store_that_cannot_be_opened(
+    argv: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"sqlite:///{tmp_path / 'none' / 'moeplan.db'}"
+    code, _, error = command(capsys, *argv, "--store", url)
+    assert code == 2
+    (line,) = error.strip().splitlines()
+    assert "cannot be used: unable to open" in line
+    assert line.endswith("--store or MOEPLAN_STORE names another")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_port_that_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

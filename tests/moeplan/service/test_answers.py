@@ -1,0 +1,165 @@
+"""Answers that are kept are those that would be given again; parameters are strict."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.testclient import TestClient
+
+from moeplan.service.answers import Answers
+from moeplan.service.store import Store
+from moeplan.service.store.documents import Entry
+
+Clients = Callable[..., TestClient]
+
+
+def entry(name: str) -> Entry:
+    return Entry("hardware", name, {}, {"kind": "hardware", "name": name})
+
+
+def names(client: TestClient) -> list[str]:
+    return [item["name"] for item in client.get("/v1/hardware").json()["items"]]
+
+
+def test_what_has_not_changed_is_not_looked_up_again(
+    app_client: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = app_client()
+    other = Store(f"sqlite:///{tmp_path / 'app.db'}")
+    ((digest, _),) = other.documents.put([entry("a")])
+    document = client.get(f"/v1/hardware/{digest}")
+    assert names(client) == ["a"]
+    store = client.app.state.service.store  # type: ignore[attr-defined]
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "documents", None)
+        assert names(client) == ["a"]
+        again = client.get(f"/v1/hardware/{digest}")
+        assert (again.content, again.headers) == (document.content, document.headers)
+        tag = {"If-None-Match": document.headers["etag"]}
+        same = client.get(f"/v1/hardware/{digest}", headers=tag)
+        assert (same.status_code, same.content, same.headers["etag"]) == (304, b"", f'"{digest}"')
+        assert client.head(f"/v1/hardware/{digest}").status_code == 200
+    # what another process keeps is in the list at once; the document needs no second look
+    other.documents.put([entry("b")])
+    other.close()
+    assert sorted(names(client)) == ["a", "b"]
+    monkeypatch.setattr(store, "documents", None)
+    assert client.get(f"/v1/hardware/{digest}").content == document.content
+
+
+def test_a_job_is_told_as_it_is(
+    app_client: Clients, tmp_path: Path, upload: Any, plan_request: Callable[..., Any]
+) -> None:
+    client = app_client()
+    profile = client.post("/v1/profiles", json=upload).json()["hash"]
+    href = client.post("/v1/plans", json=plan_request(profile)).json()["href"]
+    assert client.get(href).json()["state"] == "queued"
+    other = Store(f"sqlite:///{tmp_path / 'app.db'}")
+    job = other.jobs.claim("one", lease_seconds=60, most_attempts=1)
+    assert job is not None
+    assert client.get(href).json()["state"] == "running"
+    other.jobs.beat(job, lease_seconds=60, progress={"stage": "x"})
+    assert client.get(href).json()["progress"] == {"stage": "x"}
+    other.close()
+    client.post(f"{href}/cancel")
+    assert client.get(href).json()["cancelling"]
+
+
+@pytest.mark.parametrize(
+    ("make", "times"),
+    [
+        (lambda: Response(b"x"), 2),  # it may change, and this store cannot say when it has
+        (lambda: Response(b"x", headers={"Cache-Control": "private, immutable"}), 1),
+        (lambda: Response(b"x" * (4 << 20), headers={"Cache-Control": "immutable"}), 1),
+        (lambda: Response(b"x" * ((4 << 20) + 1), headers={"Cache-Control": "immutable"}), 2),
+        (lambda: Response(b"x", 500, headers={"Cache-Control": "immutable"}), 2),
+        (lambda: StreamingResponse(iter("x"), headers={"Cache-Control": "immutable"}), 2),
+    ],
+)
+def test_what_is_kept_without_a_version(make: Callable[[], Response], times: int) -> None:
+    made = ask(Answers(Versions(None)), make, "/a", "/a")
+    assert len(made) == times
+
+
+class Versions:
+    """A store that says what a test wants."""
+
+    def __init__(self, *values: int | None) -> None:
+        self.database = self
+        self._values = list(values)
+
+    def version(self) -> int | None:
+        return self._values.pop(0) if len(self._values) > 1 else self._values[0]
+
+
+def ask(answers: Answers, make: Callable[[], Response], *paths: str) -> list[str]:
+    """The paths whose answers were made, in order."""
+    made = []
+
+    async def all_of_them() -> None:
+        for path in paths:
+            headers = [(b"host", b"a")]
+            scope = {
+                "type": "http",
+                "method": "GET",
+                "path": path,
+                "query_string": b"",
+                "headers": headers,
+            }
+
+            async def one(path: str = path) -> Response:
+                made.append(path)
+                return make()
+
+            await answers.of(Request(scope), one)
+
+    asyncio.run(all_of_them())
+    return made
+
+
+def test_what_was_made_from_an_older_store_is_made_again() -> None:
+    assert ask(Answers(Versions(1, 1, 2, 2)), lambda: Response(b"x"), *"aaaa") == ["a", "a"]
+
+
+def test_room_is_bounded_and_the_longest_unasked_goes_first() -> None:
+    # three do not fit: c takes the place of b, since a was asked for after it
+    answers = Answers(Versions(1), most_bytes=25)
+    assert ask(answers, lambda: Response(b"x" * 10), *"abacab") == ["a", "b", "c", "b"]
+
+
+@pytest.mark.parametrize(
+    ("address", "field", "said"),
+    [
+        ("/v1/plans?limt=2", "query.limt", "it knows after, limit, search"),
+        ("/v1/plans?limit=2&limit=3", "query.limit", "given twice"),
+        (f"/v1/jobs/{'0' * 64}?a=1", "query.a", "it knows none"),
+        (f"/v1/plans/{'0' * 64}/export/vllm?Trace=1", "query.Trace", "placement, trace"),
+        ("/healthz?x", "query.x", "it knows none"),
+    ],
+)
+def test_unknown_parameters_are_refused(
+    app_client: Clients, address: str, field: str, said: str
+) -> None:
+    answer = app_client().get(address)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert (answer.status_code, answer.json()["field"]) == (422, field)
+    assert said in answer.json()["detail"]
+    posted = app_client().post("/v1/hardware?force=1", json={})
+    assert (posted.status_code, posted.json()["field"]) == (422, "query.force")
+
+
+def test_workers_give_way_as_a_session_too(server: Any) -> None:
+    # where Linux weighs sessions, a worker's nice value counts for nothing outside of its own
+    for pid in server.workers():
+        group = Path(f"/proc/{pid}/autogroup")
+        if not group.exists():
+            pytest.skip("this kernel does not weigh sessions")
+        assert group.read_text().split()[-2:] == ["nice", "10"]
+        assert os.getpriority(os.PRIO_PROCESS, pid) == 19
