@@ -155,7 +155,8 @@ def choice(bench: Bench) -> list[Row]:
     rows = []
     for name in dict.fromkeys((*bench.bulk, EXAMPLE)):
         for share, requests in itertools.product(*CHOICES[name]):
-            workload = Workload(requests, 64 if name in BULK else 32, 8)
+            # the example is quick: more tokens, so that its runs last some seconds, too
+            workload = Workload(requests, *((64, 8) if name in BULK else (32, 64)))
             try:
                 found = seeds_runs.chosen(bench.case(name, share, workload))
             except BudgetError as error:
