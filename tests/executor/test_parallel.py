@@ -98,7 +98,8 @@ def test_tokens_of_several_processes_are_those_of_one(
     model = model_of(checkpoint)
     size = max(spec.expert_bytes for spec in model.layers) + 4096
     want = expected(checkpoint)
-    for replicas, slots, batch in ((0, None, None), (3, 2, 1)):
+    # with and without replicas, and memory for all experts or for two
+    for replicas, slots, batch in ((0, None, None), (3, None, 2), (0, 2, None), (3, 2, 1)):
         placement = placed(model, group.devices, replicas)
         memory = None if slots is None else slots * size
         engine = ParallelEngine(checkpoint, placement, memory_bytes=memory, group=group)
@@ -145,8 +146,10 @@ def test_experts_move_between_passes_and_no_token_changes(
 ) -> None:
     placement = placed(model_of(EXAMPLE), group.devices, replicas=2)
     engine = ParallelEngine(EXAMPLE, placement, memory_bytes=memory, group=group)
-    # rows cost something and copies nothing: whatever evens the load out is done
-    run = engine.generate(PROMPTS, NEW_TOKENS, rebalance=Rebalance(2, row_ns=1.0, copy_ns=0.0))
+    # rows cost something and copies nothing: whatever evens the load out is done, also while
+    # other prompts of a device have yet to begin
+    free, batch = Rebalance(2, row_ns=1.0, copy_ns=0.0), None if memory is None else 1
+    run = engine.generate(PROMPTS, NEW_TOKENS, batch_size=batch, rebalance=free)
     assert list(run.token_ids) == expected(EXAMPLE)
     assert run.ranks[0].swaps > 0
     assert len({rank.swaps for rank in run.ranks}) == 1
@@ -196,6 +199,35 @@ def test_a_rank_that_dies_or_hangs_ends_the_others(group: RankGroup) -> None:
     assert time.monotonic() - done[0] < (10 if kills else 10 + HANG_SECONDS)
     assert len(str(caught.value).splitlines()) == 1
     assert not any(map(alive, group.processes))
+
+
+_DIES = """
+import os, signal, sys
+if "executor.parallel.worker" in sys.orig_argv:
+    from executor.parallel.rank import Rank
+    preload, seen = Rank._preload, []
+    def die(rank, placement):
+        seen.append(placement)
+        # the first is what a run begins with
+        if len(seen) == 2 and rank._rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        preload(rank, placement)
+    Rank._preload = die
+"""
+
+
+def test_a_rank_that_dies_while_experts_move_ends_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_DIES)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with RankGroup(2) as group:
+        engine = ParallelEngine(EXAMPLE, placed(model_of(EXAMPLE), 2, replicas=2), group=group)
+        # one that waited for the dead would say that it got no answer
+        with pytest.raises(RunError, match="device 1 of 2 was ended by SIGKILL") as caught:
+            engine.generate(PROMPTS, 900, rebalance=Rebalance(2, row_ns=1.0, copy_ns=0.0))
+        assert len(str(caught.value).splitlines()) == 1
+        assert not any(map(alive, group.processes))
 
 
 def test_processes_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
