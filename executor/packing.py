@@ -14,6 +14,7 @@ from executor.verified import Verified, ensure_verified, remember, verify_units
 from executor.writing import Contents, StoreSummary, Writing, summary_of
 from planner.checkpoint import Checkpoint, read_checkpoint
 from planner.documents import QuantizedExperts
+from planner.documents.base import FULL_DISK, is_full
 from planner.files import exists
 from planner.memory import BLOCK_BYTES, default_head_tiling
 from solvers.errors import CheckpointError, OptionError, RunError, UnsupportedError
@@ -120,6 +121,8 @@ def pack(
             summary = replace(summary, relative_error=quantizer.relative_error)
         return replace(summary, notes=notes)
     except OSError as error:
+        if is_full(error):
+            raise RunError(f"{store}: {FULL_DISK}") from error
         raise RunError(f"{store}: packing failed: {error.strerror or error}") from error
 
 

@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from moeplan import commands
     from moeplan.numbers import plain_numbers
     from moeplan.output import Reporter, exit_code
+    from planner.documents.base import FULL_DISK, is_full
     from solvers.errors import MoeplanError
 
     reporter = Reporter("--json" in arguments)
@@ -73,6 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # what nobody foresaw about a place that the user or a document named
         if error.filename is None:
             raise
+        if is_full(error):
+            reporter.fail("RunError", f"{os.fsdecode(error.filename)}: {FULL_DISK}")
+            return 1
         reporter.fail("InputError", f"{os.fsdecode(error.filename)}: {error.strerror or error}")
         return 2
     except (KeyboardInterrupt, typer.Abort):

@@ -24,6 +24,7 @@ from planner.documents import (
     Tier,
     document_hash,
     write_document,
+    writing,
 )
 from planner.drawn_routing import DrawnRouting
 from planner.encode import DTYPE_BYTES
@@ -266,7 +267,7 @@ def write_profile(profile: Profile, folder: Path) -> Profile:
     DocumentError
         If the folder is there already and not empty, or cannot be written.
     """
-    try:
+    with writing(folder):
         if exists(folder) and any(folder.iterdir()):
             raise DocumentError(f"{folder}: is not empty; name a new folder for the profile")
         staged = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
@@ -288,6 +289,4 @@ def write_profile(profile: Profile, folder: Path) -> Profile:
             staged.replace(folder)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
-    except OSError as error:
-        raise DocumentError(f"{folder}: cannot be written: {error.strerror or error}") from error
     return replace(profile, folder=folder)

@@ -17,6 +17,7 @@ from planner.documents import (
     RoutingTrace,
     document_hash,
     write_document,
+    writing,
 )
 from planner.files import exists, is_dir
 from planner.profiles import Profile
@@ -152,7 +153,7 @@ def _staged(out: Path) -> Iterator[Path]:
     What fails halfway leaves an older profile as it was. Two commands take turns, and what a killed
     one left is cleared by the next.
     """
-    try:
+    with writing(out, OptionError):
         fresh = not exists(out)
         out.mkdir(parents=True, exist_ok=True)
         lock = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
@@ -174,5 +175,3 @@ def _staged(out: Path) -> Iterator[Path]:
                     out.rmdir()
         finally:
             os.close(lock)
-    except OSError as error:
-        raise OptionError(f"{out}: cannot be written: {error.strerror or error}") from error

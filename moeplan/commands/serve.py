@@ -39,11 +39,15 @@ def open_store(given: str | None) -> Store:
     ------
     OptionError
         If it cannot be used: then what was asked for is at fault, and nothing has begun.
+    StoreFullError
+        If its disk is full.
     """
-    from moeplan.service.store import Store, StoreError
+    from moeplan.service.store import Store, StoreError, StoreFullError
 
     try:
         return Store(store_url(given))
+    except StoreFullError:
+        raise
     except StoreError as error:
         raise OptionError(f"{error}; --store or MOEPLAN_STORE names another") from error
 

@@ -18,6 +18,7 @@ from planner.documents.base import (
     to_json,
     write_atomic,
     write_document,
+    writing,
 )
 from planner.documents.costs import Channel, CostProfile, Curve, Hardware, Surface, Tier
 from planner.documents.machine import Machine
@@ -106,4 +107,5 @@ __all__ = [
     "to_json",
     "write_atomic",
     "write_document",
+    "writing",
 ]

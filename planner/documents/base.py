@@ -6,6 +6,7 @@ as its first two keys. pydantic validates on reading; inside the program the val
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import hashlib
@@ -20,9 +21,10 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from planner.files import object_once, read_regular
-from solvers.errors import DocumentError
+from solvers.errors import DocumentError, InputError, RunError
 
 __all__ = [
+    "FULL_DISK",
     "SEAL",
     "STRICT",
     "Bytes",
@@ -31,6 +33,7 @@ __all__ = [
     "Figure",
     "Fraction",
     "Hash",
+    "Name",
     "Nanoseconds",
     "Positive",
     "Source",
@@ -39,6 +42,7 @@ __all__ = [
     "canonical_json",
     "document_hash",
     "dump_document",
+    "is_full",
     "load_document",
     "load_with_seal",
     "parse_document",
@@ -46,7 +50,13 @@ __all__ = [
     "to_json",
     "write_atomic",
     "write_document",
+    "writing",
 ]
+
+FULL_DISK = "the disk is full: make room there, or name another place"
+
+Name = Annotated[str, Field(max_length=255)]
+"""What a list shows; as long as a file's name may be."""
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -280,26 +290,61 @@ def write_atomic(path: Path, data: bytes) -> None:
     ------
     DocumentError
         If the folder is missing or cannot be written to.
+    RunError
+        If the disk is full.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    with writing(path):
         try:
-            nameless = _open_nameless(path.parent)
-            with open(temporary, "xb") if nameless is None else open(nameless, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-                if nameless is not None:
-                    # with a folder given, Python asks the kernel to follow the link
-                    os.link(f"/proc/self/fd/{nameless}", temporary, src_dir_fd=folder)
-            os.replace(temporary, path)
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise DocumentError(f"{path}: cannot be written: {error.strerror or error}") from error
+            _write_whole(path, temporary, data)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def _write_whole(path: Path, temporary: Path, data: bytes) -> None:
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        nameless = _open_nameless(path.parent)
+        with open(temporary, "xb") if nameless is None else open(nameless, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            if nameless is not None:
+                # with a folder given, Python asks the kernel to follow the link
+                os.link(f"/proc/self/fd/{nameless}", temporary, src_dir_fd=folder)
+        os.replace(temporary, path)
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+@contextlib.contextmanager
+def writing(place: Path, error: type[InputError] = DocumentError) -> Iterator[None]:
+    """What goes wrong while ``place`` is written, as one line about it.
+
+    Raises
+    ------
+    RunError
+        If its disk is full, or what a user may have of it: no fault of what was asked.
+    InputError
+        Of the class ``error``, if it cannot be written to.
+    """
+    try:
+        yield
+    except (OSError, RunError) as found:
+        # of a file on the way there, under a name that nobody knows
+        cause = found.__cause__ if isinstance(found, RunError) else found
+        if isinstance(cause, OSError) and is_full(cause):
+            raise RunError(f"{place}: {FULL_DISK}") from cause
+        if isinstance(found, RunError):
+            raise
+        raise error(f"{place}: cannot be written: {found.strerror or found}") from found
+
+
+def is_full(error: OSError) -> bool:
+    """Whether there is no room on a disk, or none that a user may have."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _open_nameless(folder: Path) -> int | None:

@@ -15,6 +15,7 @@ from planner.documents.base import (
     Document,
     Figure,
     Hash,
+    Name,
     Nanoseconds,
     Positive,
     Source,
@@ -79,9 +80,9 @@ class Hardware(Document):
 
     kind: ClassVar[str] = "hardware"
 
-    name: str
+    name: Name
     device: Literal["cpu", "cuda"]
-    processor: str
+    processor: Name
     threads: Positive
     tiers: tuple[Tier, ...]
     channels: tuple[Channel, ...]

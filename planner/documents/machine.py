@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from planner.documents.base import Document, Figure, Positive
+from planner.documents.base import Document, Figure, Name, Positive
 
 __all__ = ["Machine"]
 
@@ -40,9 +40,9 @@ class Machine(Document):
 
     kind: ClassVar[str] = "machine"
 
-    name: str
+    name: Name
     device: Literal["cpu", "cuda"]
-    processor: str
+    processor: Name
     compute_flops_per_second: dict[Literal["float32", "bfloat16", "float16"], Figure]
     device_memory_bytes: Positive
     device_bandwidth_bytes_per_second: Figure

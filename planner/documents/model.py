@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from planner.documents.base import STRICT, Bytes, Document, Hash, Positive, Tokens, Units
+from planner.documents.base import STRICT, Bytes, Document, Hash, Name, Positive, Tokens, Units
 
 __all__ = ["LayerSpec", "ModelSpec", "QuantizedExperts", "StoredShares"]
 
@@ -155,8 +155,8 @@ class ModelSpec(Document):
     kind: ClassVar[str] = "model"
     added: ClassVar[tuple[str, ...]] = ("quantized",)
 
-    name: str
-    family: str
+    name: Name
+    family: Name
     dtype: Literal["float32", "bfloat16", "float16", "float8"]
     dtype_bytes: Annotated[int, Field(ge=1, le=8)]
     hidden_size: Width

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moeplan.service.errors import QueueFullError, StoreError
+from moeplan.service.errors import QueueFullError, StoreError, StoreFullError
 from moeplan.service.store.database import Database
 from moeplan.service.store.documents import Documents, Kept
 from moeplan.service.store.jobs import Beat, Job, Jobs
@@ -19,6 +19,7 @@ __all__ = [
     "QueueFullError",
     "Store",
     "StoreError",
+    "StoreFullError",
     "Token",
     "Tokens",
     "migrate",

@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from moeplan.service.errors import StoreError
+from moeplan.service.errors import StoreError, StoreFullError
 from solvers.errors import OptionError
 
 __all__ = ["Database", "page"]
@@ -112,6 +112,10 @@ class Database:
         except PoolTimeout as error:
             raise StoreError(f"the store {self.label} is too busy") from error
         except DBAPIError as error:
+            if _is_full(error.orig):
+                raise StoreFullError(
+                    f"the store {self.label} cannot be used: its disk is full: make room there"
+                ) from error
             reason = " ".join(str(error.orig).split())
             raise StoreError(f"the store {self.label} cannot be used: {reason}") from error
 
@@ -150,6 +154,11 @@ def page(
         here = sa.select(time, key).where(key == after).subquery()
         statement = statement.where(sa.tuple_(time, key) < sa.select(here).scalar_subquery())
     return statement.order_by(time.desc(), key.desc()).limit(limit)
+
+
+def _is_full(error: BaseException | None) -> bool:
+    lite, postgres = getattr(error, "sqlite_errorcode", None), getattr(error, "sqlstate", None)
+    return lite == sqlite3.SQLITE_FULL or postgres == "53100"
 
 
 _CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp())")

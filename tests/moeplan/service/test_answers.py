@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -84,19 +85,18 @@ def test_a_job_is_told_as_it_is(
     ],
 )
 def test_what_is_kept_without_a_version(make: Callable[[], Response], times: int) -> None:
-    made = ask(Answers(Versions(None)), make, "/a", "/a")
+    made = ask(Answers(versions(None)), make, "/a", "/a")
     assert len(made) == times
 
 
-class Versions:
-    """A store that says what a test wants."""
+def versions(*values: int | None) -> Any:
+    """A store that says what a test wants, the last value again and again."""
+    left = list(values)
 
-    def __init__(self, *values: int | None) -> None:
-        self.database = self
-        self._values = list(values)
+    def version() -> int | None:
+        return left.pop(0) if len(left) > 1 else left[0]
 
-    def version(self) -> int | None:
-        return self._values.pop(0) if len(self._values) > 1 else self._values[0]
+    return SimpleNamespace(database=SimpleNamespace(version=version))
 
 
 def ask(answers: Answers, make: Callable[[], Response], *paths: str) -> list[str]:
@@ -125,12 +125,12 @@ def ask(answers: Answers, make: Callable[[], Response], *paths: str) -> list[str
 
 
 def test_what_was_made_from_an_older_store_is_made_again() -> None:
-    assert ask(Answers(Versions(1, 1, 2, 2)), lambda: Response(b"x"), *"aaaa") == ["a", "a"]
+    assert ask(Answers(versions(1, 1, 2, 2)), lambda: Response(b"x"), *"aaaa") == ["a", "a"]
 
 
 def test_room_is_bounded_and_the_longest_unasked_goes_first() -> None:
     # three do not fit: c takes the place of b, since a was asked for after it
-    answers = Answers(Versions(1), most_bytes=25)
+    answers = Answers(versions(1), most_bytes=25)
     assert ask(answers, lambda: Response(b"x" * 10), *"abacab") == ["a", "b", "c", "b"]
 
 

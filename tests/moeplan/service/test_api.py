@@ -300,6 +300,24 @@ def test_events_of_a_job_that_has_ended(
     assert client.get(f"{href}/events", headers={"Last-Event-ID": "2"}).text == ""
 
 
+@pytest.mark.parametrize(
+    ("path", "part", "key"),
+    [
+        ("hardware", "hardware", "processor"),
+        ("hardware", "hardware", "name"),
+        ("models", "model", "name"),
+    ],
+)
+def test_names_are_as_long_as_those_of_files(
+    client: TestClient, upload: Body, path: str, part: str, key: str
+) -> None:
+    longest = {**upload[part], key: "n" * 255}
+    assert client.post(f"/v1/{path}", json=longest).status_code == 201
+    longest[key] += "n"
+    said = refused(client.post(f"/v1/{path}", json=longest), 422, f"body.{key}")
+    assert "at most 255 characters" in said
+
+
 def test_methods_are_those_of_all_routes_of_a_path(client: TestClient) -> None:
     for path in ("/v1/plans", "/v1/traces"):
         answer = client.put(path)
