@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from planner.documents import Event, ModelSpec, Plan
 from solvers.checker import Violation
 
@@ -12,7 +14,8 @@ _OF_HEAD = ("head", "sample", "copy_head", "wait_head")
 
 
 def check_timeline(plan: Plan, model: ModelSpec | None = None) -> list[Violation]:
-    """The first row of each fault: its layer, item, pass, channel, what it moves, its order.
+    """The first row of each fault: its layer, item, pass, channel, what it moves, its order; and
+    what the totals should know of.
 
     Parameters
     ----------
@@ -23,15 +26,29 @@ def check_timeline(plan: Plan, model: ModelSpec | None = None) -> list[Violation
     """
     found: dict[str, Violation] = {}
     ends: dict[str, int] = {}
+    spent: Counter[str] = Counter()
     for index, row in enumerate(plan.predicted.timeline.events()):
         fault = _fault(row, plan, model)
-        if fault is None and row.start_ns < ends.get(row.channel, 0):
+        free = ends.get(row.channel, 0)
+        if fault is None and row.start_ns < free:
             fault = "timeline_order", f"begins at {row.start_ns}, while {row.channel} is taken"
+        if fault is None and row.channel == "compute" and row.start_ns > free:
+            # waits are rows, too
+            fault = "timeline_gap", f"begins at {row.start_ns}, and nothing is told since {free}"
         if fault is not None:
             reason, message = fault
             where = f"predicted.timeline.{index}"
             found.setdefault(reason, Violation(reason, where, f"{row.kind}: {message}"))
-        ends[row.channel] = max(row.end_ns, ends.get(row.channel, 0))
+        ends[row.channel] = max(row.end_ns, free)
+        spent[row.kind] += row.end_ns - row.start_ns
+    where = "predicted.timeline"
+    if not ends.get("compute"):
+        found["timeline_empty"] = Violation("timeline_empty", where, "nothing is computed")
+    for kind, total in plan.predicted.totals.duration_by_kind_ns.items():
+        spent[kind] *= not total
+    for kind in sorted(+spent):
+        message = f"{kind} takes {spent[kind]:,} ns, and none in the totals"
+        found.setdefault("timeline_totals", Violation("timeline_totals", where, message))
     return list(found.values())
 
 

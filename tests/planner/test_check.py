@@ -11,6 +11,7 @@ import pytest
 
 from planner.check import check_plan
 from planner.documents import (
+    Event,
     LayerPolicy,
     MemoryAccount,
     Plan,
@@ -75,6 +76,31 @@ def row(plan: Plan, kind: str, **changes: Any) -> Plan:
     return predicted(plan, timeline=Timeline.of(events))
 
 
+def later(plan: Plan) -> list[Event]:
+    """Its rows, a nanosecond later."""
+    rows = plan.predicted.timeline.events()
+    return [row._replace(start_ns=row.start_ns + 1, end_ns=row.end_ns + 1) for row in rows]
+
+
+def copies(plan: Plan) -> list[Event]:
+    """Its rows of the link."""
+    return [row for row in plan.predicted.timeline.events() if row.channel != "compute"]
+
+
+def first_half(plan: Plan) -> list[Event]:
+    """As if less had been recorded."""
+    rows = list(plan.predicted.timeline.events())
+    return rows[: len(rows) // 2]
+
+
+def without_kind(plan: Plan, kind: str) -> Plan:
+    """Totals in which a kind takes no time."""
+    known = plan.predicted.totals.duration_by_kind_ns
+    left = {name: spent for name, spent in known.items() if name != kind}
+    changed = replace(plan.predicted.totals, duration_by_kind_ns=left)
+    return predicted(plan, totals=changed)
+
+
 OTHER = "f" * 64
 MUTATIONS: list[tuple[str, Callable[[Plan], Plan]]] = [
     ("item_range", lambda p: layer(p, prefetch=(8,))),
@@ -136,10 +162,14 @@ MUTATIONS: list[tuple[str, Callable[[Plan], Plan]]] = [
     ("timeline_size", lambda p: row(p, "copy_demand", size_bytes=0)),
     ("timeline_size", lambda p: row(p, "attention", size_bytes=1)),
     ("timeline_order", lambda p: row(p, "attention", start_ns=0)),
+    ("timeline_gap", lambda p: predicted(p, timeline=Timeline.of(later(p)))),
+    ("timeline_empty", lambda p: predicted(p, timeline=Timeline.of([]))),
+    ("timeline_empty", lambda p: predicted(p, timeline=Timeline.of(copies(p)))),
+    ("timeline_totals", lambda p: without_kind(p, "copy_demand")),
     ("slowdown", lambda p: predicted(p, slowdown=Slowdown(copy=2.0))),
     # sound in themselves: the replay alone can tell
     ("prediction", lambda p: predicted(p, time_to_first_token_ns=1)),
-    ("prediction", lambda p: predicted(p, timeline=Timeline.of([]))),
+    ("prediction", lambda p: predicted(p, timeline=Timeline.of(first_half(p)))),
     ("prediction", lambda p: totals(p, bytes_read=p.predicted.totals.bytes_read - 1)),
     ("prediction", lambda p: replace(p, bound=p.bound / 2, gap=1 - p.bound / 2 / p.objective)),
     ("prediction", lambda p: replace(p, bound=None, bound_class=None, gap=None)),
