@@ -167,7 +167,7 @@ def choice(bench: Bench) -> list[Row]:
             rows.append({**cell, **said, "measured": found})
             print(
                 f"# {name} {share:.0%}, {requests} requests: {said['chosen']} chosen, "
-                f"{said['best']} best, {said['short']:.1%} short ± {said['noise']:.1%}",
+                f"{said['best']} best, {said['short']:.1%} short",
                 flush=True,
             )
     return rows

@@ -310,7 +310,7 @@ def verdict(rows: Sequence[Row]) -> Row:
     """The chosen row of ``chosen`` against the best one, and against the best of another n.
 
     ``short`` is the share of the best rate that the chosen one lacks; ``noise`` the larger of both
-    rows' half spreads, as a share: what lies below it is not told apart.
+    rows' half spreads, as a share: what lies below it is not told apart (None of a single run).
     """
     ran = [row for row in rows if "tokens_per_second" in row]
     own = next(row for row in ran if row["chosen"])
@@ -323,7 +323,7 @@ def verdict(rows: Sequence[Row]) -> Row:
         "chosen": f"{own['n']} x {own['b']}",
         "best": f"{best['n']} x {best['b']}",
         "short": short,
-        "noise": noise,
+        "noise": noise if min(own["runs"], best["runs"]) > 1 else None,
         "within": short <= _WITHIN,
     }
 

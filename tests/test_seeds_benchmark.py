@@ -122,16 +122,18 @@ def test_neighbours_are_all_groups_and_other_batches_of_the_same(runs: Any) -> N
 
 
 def test_the_chosen_n_is_held_against_the_best(runs: Any) -> None:
-    def row(n: int, rate: float, chosen: bool = False) -> dict[str, Any]:
+    def row(n: int, rate: float, chosen: bool = False, runs: int = 3) -> dict[str, Any]:
         low, high = 0.99 * rate, 1.01 * rate
         rates = {"tokens_per_second": rate, "lowest": low, "highest": high}
-        return {"n": n, "b": 4, "chosen": chosen, **rates}
+        return {"n": n, "b": 4, "chosen": chosen, "runs": runs, **rates}
 
     near = runs.verdict([row(4, 100.0), row(2, 98.0, True), {"n": 8, "b": 4, "why": "no"}])
     assert (near["chosen"], near["best"], near["within"]) == ("2 x 4", "4 x 4", True)
     assert near["short"] == pytest.approx(0.02)
     assert near["noise"] == pytest.approx(0.01)
-    assert not runs.verdict([row(4, 100.0), row(2, 96.0, True)])["within"]
+    # one run says nothing of noise
+    far = runs.verdict([row(4, 100.0, runs=1), row(2, 96.0, True)])
+    assert (far["within"], far["noise"]) == (False, None)
     assert runs.verdict([row(4, 100.0, True), row(2, 96.0)])["short"] == 0.0
 
 
@@ -143,17 +145,24 @@ def test_experiments_are_kept_beside_the_one_that_is_run(
     monkeypatch.setitem(seeds.EXPERIMENTS, "balance", lambda bench: [loads])
     shown = {"sequences": 1, "layer": 3, "named": 2, "coactivation_needed": 0.5}
     monkeypatch.setitem(seeds.EXPERIMENTS, "prefetch", lambda bench: [shown])
+    ran = {"n": 2, "b": 4, "tokens_per_second": 9.5, "runs": 3, "chosen": True}
+    cell = {"checkpoint": "small", "memory": 0.5, "requests": 8, "chosen": "2 x 4", "within": True}
+    found = [{**cell, "measured": [ran, {"n": 1, "b": 8, "why": "does not fit"}]}]
+    monkeypatch.setitem(seeds.EXPERIMENTS, "choice", lambda bench: found)
     out = tmp_path / "seeds.json"
     # reads are paced, which needs no root
     common = ["--disk-bandwidth", "1000000", "--work", str(tmp_path / "work"), "--out", str(out)]
     assert seeds.main(["--only", "balance", *common]) == 0
-    assert seeds.main(["--only", "prefetch", *common]) == 0
+    assert seeds.main(["--only", "prefetch", "choice", *common]) == 0
     body = json.loads(out.read_text())
     assert body["experiments"]["balance"]["rows"] == [loads]
     assert body["experiments"]["prefetch"]["paced_bytes_per_second"] == 1_000_000
     page = out.with_suffix(".md").read_text()
     assert "| 8 | 2 | 1.250 |" in page
     assert "| 1 | 3 | 2 | 50.0% |" in page
+    assert "| small | 50.0% | 8 | 2 x 4 | yes |" in page
+    assert "| small | 50.0% | 8 | 2 | 4 | 9.5 | 3 | yes |  |" in page
+    assert "| small | 50.0% | 8 | 1 | 8 |  |  |  | does not fit |" in page
     assert page in capsys.readouterr().out
     with pytest.raises(SystemExit):
         seeds.main(["--only", "everything", *common])
