@@ -139,13 +139,13 @@ def run_all(case: Case, plans: Sequence[Runs], hopeless: float = 0.0) -> None:
 def by_number() -> Iterator[None]:
     """Without the expert-aware order: a layer's experts are copied and computed by their numbers.
 
-    The runtime itself has no such switch, so its rule is replaced here.
+    Those that are there still come first, since they hold slots that the others may wait for. The
+    runtime itself has no such switch, so its rule is replaced here.
     """
     aware = Channel.route
 
     def route(self: Channel, active: list[Unit], named: Named | None = None) -> Routed:
-        found = aware(self, sorted(active), named)
-        return Routed((), tuple(sorted((*found.ready, *found.demanded))))
+        return aware(self, sorted(active), named)
 
     Channel.route = route  # type: ignore[method-assign]
     try:

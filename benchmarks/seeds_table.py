@@ -38,8 +38,8 @@ _TABLES = {
     "ablation": _Table(
         "Bubbles, part by part",
         "Until the planned residents come nothing but dense parts stays in memory. Without the "
-        "expert-aware order a layer's experts are copied and computed by their numbers. Nothing is "
-        "predicted for that, since the planner knows only the runtime's own order.",
+        "expert-aware order a layer's experts are copied and computed by their numbers, not most "
+        "tokens first. Nothing is predicted for that: the planner knows only the runtime's order.",
         (("checkpoint", "text"), ("step", "text"), *_RATES, ("wasted_share", "share")),
     ),
     "choice": _Table(
