@@ -32,8 +32,15 @@ def store_url(given: str | None) -> str:
     return given or os.environ.get("MOEPLAN_STORE") or "sqlite:///moeplan.db"
 
 
-def open_store(given: str | None) -> Store:
+def open_store(given: str | None, *, existing: bool = False) -> Store:
     """The store that is meant, for a command.
+
+    Parameters
+    ----------
+    given
+        What ``--store`` says.
+    existing
+        It has to be there: what only looks into a store makes none.
 
     Raises
     ------
@@ -45,7 +52,7 @@ def open_store(given: str | None) -> Store:
     from moeplan.service.store import Store, StoreError, StoreFullError
 
     try:
-        return Store(store_url(given))
+        return Store(store_url(given), existing=existing)
     except StoreFullError:
         raise
     except StoreError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -36,7 +37,8 @@ def create(
     if not name.strip() or len(name) > _MOST_NAME or not printable(name):
         raise OptionError(f"NAME {name[:40]!r}: give 1 to {_MOST_NAME} characters that show")
     reporter = reporter_of(ctx)
-    token, text = open_store(store).tokens.create(name.strip())
+    with closing(open_store(store)) as kept:
+        token, text = kept.tokens.create(name.strip())
     reporter.show_text(text)
     reporter.note(f"moeplan: keep it: it is not shown again ('moeplan token revoke {token.id}')")
     reporter.result({**plain(token), "token": text})
@@ -46,7 +48,8 @@ def create(
 def list_tokens(ctx: typer.Context, store: StoreUrl = None, as_json: Json = False) -> None:
     """List all tokens, without their secrets."""
     reporter = reporter_of(ctx)
-    found = open_store(store).tokens.listed()
+    with closing(open_store(store, existing=True)) as kept:
+        found = kept.tokens.listed()
     table = Table(box=None, pad_edge=False)
     for heading in ("id", "name", "made", "revoked"):
         table.add_column(heading)
@@ -65,7 +68,9 @@ def revoke(
 ) -> None:
     """Revoke a token: from now on it opens nothing."""
     reporter = reporter_of(ctx)
-    if not open_store(store).tokens.revoke(identity):
+    with closing(open_store(store, existing=True)) as kept:
+        revoked = kept.tokens.revoke(identity)
+    if not revoked:
         raise OptionError(
             f"there is no token {identity[:40]!r} that could be revoked; 'moeplan token list' tells"
         )

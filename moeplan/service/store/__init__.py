@@ -33,6 +33,8 @@ class Store:
     ----------
     url
         A SQLAlchemy URL of SQLite or PostgreSQL.
+    existing
+        A file that is not there is not made.
 
     Raises
     ------
@@ -42,8 +44,10 @@ class Store:
         If the database cannot be reached or brought to this version.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, existing: bool = False) -> None:
         self.database = Database(url)
+        if existing and not self.database.exists():
+            raise StoreError(f"there is no store {self.database.label}")
         migrate(self.database)
         self.documents = Documents(self.database)
         self.jobs = Jobs(self.database)

@@ -6,6 +6,7 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,6 +15,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from moeplan.service.errors import StoreError, StoreFullError
+from planner.files import exists
 from solvers.errors import OptionError
 
 __all__ = ["Database", "page"]
@@ -67,6 +69,10 @@ class Database:
             sa.event.listen(self._engine, "begin", _begin_sqlite)
 
         self._watching: sqlite3.Connection | None = None
+
+    def exists(self) -> bool:
+        """Whether it is more than a name: a file that is there, or a server's."""
+        return self.postgresql or exists(Path(self._engine.url.database or ""))
 
     def close(self) -> None:
         """Close all connections."""

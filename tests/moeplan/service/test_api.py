@@ -460,7 +460,7 @@ def test_options_of_serve(
     "argv",
     [
         ("serve", "--port", "0"),
-        ("token", "list"),
+        ("token", "create", "laptop"),
         (
             *("sweep", "--models", str(ROOT / "examples/pycode-moe"), "--hardware", "t4"),
             *("--budgets", "1GiB", "--routing", "uniform"),
@@ -486,6 +486,17 @@ def test_a_port_that_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         code, _, error = command(capsys, "serve", "--port", port, *store)
     assert code == 2
     assert "cannot be served on: Address already in use" in error
+
+
+@pytest.mark.parametrize("argv", [("token", "list"), ("token", "revoke", "x")])
+def test_a_store_that_is_only_looked_into_is_not_made(
+    argv: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"sqlite:///{tmp_path / 'moeplan.db'}"
+    code, _, error = command(capsys, *argv, "--store", url)
+    assert code == 2
+    assert f"there is no store {url}" in error
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_tokens_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
