@@ -182,7 +182,8 @@ def main() -> None:
     if not (arguments.data / "routing").is_dir():
         raise SystemExit(f"{arguments.data} has no folder 'routing': give --data")
     record = Record.begin(budget=f"{arguments.time_limit:g} s a search")
-    rows, single = [], []
+    rows: list[dict[str, Any]] = []
+    single: list[dict[str, Any]] = []
     heading = "| cell | D | R | even | best other | | cpsat | minus best | gap | s |"
     lines = [heading, "|---|---|---|---|---|---|---|---|---|---|"]
     print("\n".join(lines), flush=True)
@@ -196,11 +197,12 @@ def main() -> None:
             across.setdefault((cell.across, cell.devices), []).append(row)
         print(line_of(row), flush=True)
     # a part of the domains is no sample of them
-    rows += [
+    over = [
         over_domains(name, group)
         for (name, _), group in across.items()
         if len(group) - 1 in STUDENT_975
     ]
+    rows += over
     lines += map(line_of, [*rows, *single])
     facts = {
         "time_limit_seconds": arguments.time_limit,
@@ -213,17 +215,17 @@ def main() -> None:
         f"others within 95%. Of {len(single)} single domains, against the best of the others on "
         f"that domain: better in {alone['better']}, worse in {alone['worse']}."
     )
-    print("\n".join(map(line_of, rows)))
+    for row in over:
+        print(line_of(row))
     print(said)
     if not arguments.only:
         RESULTS.mkdir(exist_ok=True)
-        alone = {**alone, "cells": single}
         body = {
             "about": record.about(),
             **facts,
             **count,
             "cells": rows,
-            "single_domains": alone,
+            "single_domains": {**alone, "cells": single},
         }
         (RESULTS / "placement.json").write_text(json.dumps(body, indent=1) + "\n")
         words = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items())
