@@ -29,12 +29,26 @@ from solvers.errors import CheckpointError
 __all__ = ["QuantizedMatrix", "layout_of_4_bits", "quantize"]
 
 _FUSED_GROUPS = (32, 64, 128, 256)
-_FEW_ROWS = {8: 4, 4: 8}
-"""Up to so many rows torch's kernel is no slower than numbers and a product, by bits."""
+_FEW_ROWS = 8
+"""Up to so many rows torch's kernels are no slower than numbers and a product."""
+
+_AT_ONCE = 1 << 21
+"""Values that are quantized at once: for fewer, threads are woken more than they work."""
 
 _CENTRE = 7.4
 """Of 16 levels -8 to 7, those to which the largest is mapped where a middle cannot be told in the
 model's type: half a level and the rounding of the scale lie beyond."""
+
+
+class _Scratch(NamedTuple):
+    """What a tile is made in: its numbers, and levels of half of it."""
+
+    tile: torch.Tensor
+    levels: torch.Tensor
+
+    @classmethod
+    def of(cls, values: int, scales: torch.Tensor) -> _Scratch:
+        return cls(scales.new_empty(values), scales.new_empty(values // 2, dtype=torch.int8))
 
 
 class QuantizedMatrix(NamedTuple):
@@ -66,34 +80,39 @@ class QuantizedMatrix(NamedTuple):
                 )
             return result
         result = inputs.new_empty(len(inputs), self.rows)
+        scratch = None
         for first, stop in tile_spans(self.rows, self.columns, inputs.element_size()):
-            torch.mm(inputs, self.numbers(first, stop), out=result[:, first:stop])
+            # one scratch for all tiles: fresh memory costs a page fault for every 4 KiB
+            scratch = scratch or _Scratch.of((stop - first) * self.columns, self.scales)
+            torch.mm(inputs, self.numbers(first, stop, scratch), out=result[:, first:stop])
         return result
 
     def _fused(self, inputs: torch.Tensor) -> bool:
         if inputs.dtype != torch.bfloat16 or inputs.device.type != "cpu":
             return False
-        if len(inputs) > _FEW_ROWS[self.bits]:
+        if len(inputs) > _FEW_ROWS:
             return False
         if self.bits == 8:
             return self.group == self.columns
         return self.group in _FUSED_GROUPS and self.rows % BLOCK_ROWS == 0 and layout_of_4_bits()
 
-    def numbers(self, first: int, stop: int) -> torch.Tensor:
+    def numbers(self, first: int, stop: int, scratch: _Scratch | None = None) -> torch.Tensor:
         """Rows [first, stop), one of ``tile_spans``, as numbers: [columns, stop - first]."""
-        count, groups, dtype = stop - first, self.columns // self.group, self.scales.dtype
+        count, groups = stop - first, self.columns // self.group
+        scratch = scratch or _Scratch.of(count * self.columns, self.scales)
+        tile = scratch.tile[: count * self.columns]
         if self.bits == 8:
-            tile = self.values[first:stop].to(dtype)
+            tile.view(count, self.columns).copy_(self.values[first:stop])
             tile.view(count, groups, self.group).mul_(self.scales[first:stop, :, None])
-            return tile.t()
+            return tile.view(count, self.columns).t()
         blocks = max(count // BLOCK_ROWS, 1)
         half = count // blocks // 2
         packed = self.values[first * self.columns // 2 : stop * self.columns // 2]
         packed = packed.view(torch.int8).view(blocks, self.columns, half)
-        tile = torch.empty(self.columns, count, dtype=dtype, device=packed.device)
         halves = tile.view(self.columns, blocks, 2, half)
+        signed = scratch.levels[: packed.numel()].view(packed.shape)
         # q + 8 with its upper bit turned is q of four bits, and a shift to the right keeps the sign
-        signed = torch.bitwise_xor(packed, -128).bitwise_right_shift_(4)
+        torch.bitwise_xor(packed, -128, out=signed).bitwise_right_shift_(4)
         halves[:, :, 1] = signed.transpose(0, 1)
         torch.bitwise_left_shift(packed, 4, out=signed).bitwise_xor_(-128).bitwise_right_shift_(4)
         halves[:, :, 0] = signed.transpose(0, 1)
@@ -101,7 +120,7 @@ class QuantizedMatrix(NamedTuple):
         scale, middle = (self.scales[:, first:stop, part].contiguous() for part in (0, 1))
         grouped = tile.view(groups, self.group, count)
         torch.addcmul(middle[:, None], grouped, scale[:, None], out=grouped)
-        return tile
+        return tile.view(self.columns, count)
 
 
 @cache
@@ -144,29 +163,59 @@ def quantize(
         If one of its values is not finite.
     """
     rows, columns = matrix.shape
-    dtype = matrix.dtype
-    grouped = matrix.float().reshape(rows, columns // group, group)
-    if not grouped.isfinite().all():
-        raise CheckpointError("a value is not finite, and cannot be quantized")
-    least, most = grouped.amin(dim=2), grouped.amax(dim=2)
-    largest = torch.maximum(most, -least)
-    tiny = torch.finfo(dtype).tiny
-    if how.format == "int8-1":
-        scale = (largest / 127).to(dtype).clamp_(min=tiny)
-        levels, error = _levels(grouped, scale.float(), torch.zeros_like(largest), 128)
-        values = levels.to(torch.int8).view(rows, columns)
-        return QuantizedMatrix(values, scale, rows, columns, group), _squares(error)
-    scale = (most / 15 - least / 15).to(dtype).clamp_(min=tiny)
-    middle = (most / 2 + least / 2 + scale.float() / 2).to(dtype)
+    each = max(_AT_ONCE // columns // BLOCK_ROWS, 1) * BLOCK_ROWS
+    quantize_rows = _rows_of_8_bits if how.format == "int8-1" else _rows_of_4_bits
+    values, scales, squares = [], [], 0.0
+    for first in range(0, rows, each):
+        some = matrix[first : first + each].float()
+        parts = quantize_rows(some.reshape(-1, columns // group, group), matrix.dtype)
+        values.append(parts[0])
+        scales.append(parts[1])
+        squares += float(parts[2].square().sum())
+    side = 0 if how.format == "int8-1" else 1
+    made = QuantizedMatrix(torch.cat(values), torch.cat(scales, dim=side), rows, columns, group)
+    return made, squares
+
+
+_Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Values, scales and errors of some rows."""
+
+
+def _rows_of_8_bits(grouped: torch.Tensor, dtype: torch.dtype) -> _Rows:
+    least, most = _ends(grouped)
+    scale = _as_scale(torch.maximum(most, -least) / 127, dtype)
+    levels, error = _levels(grouped, scale.float(), torch.zeros_like(least), 128)
+    return levels.to(torch.int8).flatten(1), scale, error
+
+
+def _rows_of_4_bits(grouped: torch.Tensor, dtype: torch.dtype) -> _Rows:
+    least, most = _ends(grouped)
+    scale = _as_scale(most / 15 - least / 15, dtype)
+    middle = most / 2 + least / 2 + scale.float() / 2
+    # of equal values, zeros among them, nothing is lost
+    middle = torch.where(most == least, least, middle).to(dtype)
     levels, error = _levels(grouped, scale.float(), middle.float(), 8)
     # where the values lie far from zero a middle of few bits may miss them
     missed = error.abs().amax(dim=2) > scale.float() * 0.5005
-    scale = torch.where(missed, (largest / _CENTRE).to(dtype).clamp_(min=tiny), scale)
-    middle = torch.where(missed, torch.zeros_like(middle), middle)
-    levels, error = _levels(grouped, scale.float(), middle.float(), 8)
-    values = _pack((levels + 8).to(torch.uint8).view(rows, columns))
-    scales = torch.stack((scale.t(), middle.t()), dim=2).contiguous()
-    return QuantizedMatrix(values, scales, rows, columns, group), _squares(error)
+    if missed.any():
+        largest = torch.maximum(most, -least)
+        scale = torch.where(missed, _as_scale(largest / _CENTRE, dtype), scale)
+        middle = torch.where(missed, torch.zeros_like(middle), middle)
+        levels, error = _levels(grouped, scale.float(), middle.float(), 8)
+    values = _pack(levels.add_(8).to(torch.uint8).flatten(1))
+    return values, torch.stack((scale.t(), middle.t()), dim=2), error
+
+
+def _ends(grouped: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    least, most = grouped.amin(dim=2), grouped.amax(dim=2)
+    if not (least.isfinite().all() and most.isfinite().all()):
+        raise CheckpointError("a value is not finite, and cannot be quantized")
+    return least, most
+
+
+def _as_scale(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """In the model's type, and never so small that nothing can be divided by it."""
+    return scale.to(dtype).clamp_(min=torch.finfo(dtype).tiny)
 
 
 def _levels(
@@ -176,7 +225,3 @@ def _levels(
     scale, middle = scale[:, :, None], middle[:, :, None]
     levels = ((grouped - middle) / scale).round_().clamp_(-bound, bound - 1)
     return levels, levels * scale + middle - grouped
-
-
-def _squares(error: torch.Tensor) -> float:
-    return float(error.double().square().sum())

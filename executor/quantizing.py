@@ -106,7 +106,7 @@ class Quantizer:
                 raise CheckpointError(f"{plain.sources[0].file}: {unit.name}: {fault}") from fault
             tensors[f"{role}.values"], tensors[f"{role}.scales"] = made.values, made.scales
             self._error += error
-            self._whole += float(matrix.double().square().sum())
+            self._whole += float(torch.linalg.vector_norm(matrix, dtype=torch.float32)) ** 2
         position = 0
         for place in unit.places:
             tensor = tensors[place.role]

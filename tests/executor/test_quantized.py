@@ -122,7 +122,14 @@ def test_values_are_half_a_scale_off_at_most(
     # beside it only what float32 rounds when it looks for the level
     slack = scales * 0.0006 + want.abs() * 2**-22
     assert ((got - want).abs() <= scales / 2 + slack).all()
-    assert squares == pytest.approx(float((got - want).square().sum()), rel=1e-3, abs=1e-9)
+    # equal values, as of experts that were cut, stay what they are
+    alike = want.unflatten(1, (-1, group))
+    alike = (alike.amax(dim=2) == alike.amin(dim=2)).repeat_interleave(group, dim=1)
+    if made.bits == 4:
+        assert torch.equal(got[alike], want[alike])
+    # norms differ by no more than the norm of what float32 rounds in each value
+    off = float((got - want).norm())
+    assert abs(squares**0.5 - off) <= 1e-5 * off + float(want.norm()) * 2**-22
     # numbers in tiles are these values, rounded once
     spans = tile_spans(made.rows, made.columns, matrix.element_size())
     tiles = torch.cat([made.numbers(*span).t() for span in spans]).double()
@@ -131,7 +138,7 @@ def test_values_are_half_a_scale_off_at_most(
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("rows", [1, 4, 8, 9])
+@pytest.mark.parametrize("rows", [1, 8, 9])
 def test_kernels_and_tiles_multiply_alike(bits: int, rows: int) -> None:
     torch.manual_seed(3)
     weights = (torch.randn(192, 128) * 0.05).bfloat16()
