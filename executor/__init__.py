@@ -1,5 +1,10 @@
 """Carries out a plan with torch: weights on disk, a bounded pool in memory, one copy channel.
 
+``engine`` is what others use; ``generation`` and ``runtime`` carry passes out, ``schedule`` decides
+what is copied next and ``transfers`` copies it, ``operations`` and ``adapters`` compute, ``device``
+and ``ledger`` hold the memory under its budget. ``source``, ``store`` and ``packing`` are where
+weights come from, ``recorder`` what happened; ``virtual`` runs all of it on a made-up clock,
+``parallel`` on several processes; ``synth`` writes checkpoints of random weights.
 ``import executor`` does not load torch; ``Engine`` does when it is first asked for.
 """
 

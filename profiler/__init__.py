@@ -1,5 +1,9 @@
 """Measures what the executor really runs, records routing, and holds predictions against runs.
 
+``folder`` makes a profile and ``written`` keeps it; ``measure`` asks ``compute``, ``link`` and
+``contention`` on a ``bench`` of the executor's own parts, and ``curves`` fits their samples;
+``record`` keeps what routers choose. ``verify`` holds a run against its plan, ``refine`` corrects
+costs by a run.
 ``import profiler`` does not load torch; ``profile_checkpoint`` does when it is first asked for.
 """
 

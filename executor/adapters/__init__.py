@@ -1,4 +1,8 @@
-"""Model families, one short file each; the table names them without importing transformers."""
+"""Model families, one short file each; the table names them without importing transformers.
+
+``base`` is what all share: a family says how its attention, router and experts are computed from
+the weights that the executor brings; ``latent`` is attention over compressed keys and values.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """Experts on several processes: expert-parallel execution of a placement.
 
+``engine`` starts ``group`` and ``worker``, a ``rank`` is one device; ``split`` says which rows go
+where and ``exchange`` brings them there and back, ``buffer`` caches experts, ``rebalance`` moves
+them between passes, ``measure`` times them for the simulator.
 Importing it loads no torch; each rank's own process does.
 """
 

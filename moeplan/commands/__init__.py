@@ -1,4 +1,9 @@
-"""What each command does: ``make`` documents, ``use`` a plan, ``look`` at what is there."""
+"""What each command does, one file a kind, and the table of them.
+
+``make`` and ``measure`` make documents, ``use`` carries a plan out, ``look`` shows what is there,
+``versus`` and ``sweep`` compare, ``serve`` and ``token`` are the service's; ``common`` has options,
+errors and outputs that they share.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Families of models: from a configuration to each weight's name, shape and part."""
+"""Families of models: from a configuration to each weight's name, shape and part.
+
+``base`` and ``blocks`` are what families share, ``reading`` checks a configuration's values;
+``decoders``, ``latent``, ``hybrid``, ``fused``, ``translators`` and ``research`` are families,
+``quantized`` says what becomes of a weight and its scales. The table below names them all.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Plans in the words of other engines; every export says what of its plan it cannot express.
 
-Pure translations of documents: nothing of an engine is imported.
+One file a target: ``accelerate``, ``llama_cpp``, ``ktransformers``, ``vllm``, and ``perfetto`` for
+timelines. ``base`` has what they share, ``whole`` which parts stay where experts of a layer go
+together. Pure translations of documents: nothing of an engine is imported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The store: documents and blobs by hash, jobs with leases, API tokens; SQLite or PostgreSQL."""
+"""The store: documents and blobs by hash, jobs with leases, API tokens; SQLite or PostgreSQL.
+
+``database`` has connections and transactions, ``tables`` what ``migrate`` brings a database to
+(``versions``, one migration a file); ``documents``, ``jobs`` and ``tokens`` are what is kept.
+"""
 
 from __future__ import annotations
 
