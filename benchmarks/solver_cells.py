@@ -9,6 +9,7 @@ prompt's shares. ``qwen3`` draws independent tokens from Qwen3-30B-A3B's decode 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,8 +23,8 @@ from solvers.problem import Problem, Scenarios, Stage, Unit
 __all__ = ["Cell", "build", "grid", "small"]
 
 MIB = 1 << 20
-_MEAN_SEQUENCES = 2_048
-"""Sequences in the passes from which the probability of a demand is estimated."""
+_MEAN_TOKENS = 16_384
+"""Tokens, of sequences of the fitted share, from which the probability of a choice is estimated."""
 _DEMANDED = 60_000
 """Demanded items of all fitted passes, at most, where that leaves ``_FEWEST`` passes."""
 _FEWEST = 8
@@ -108,9 +109,7 @@ def build(cell: Cell, routing: Path | None) -> tuple[Problem, Problem, Problem]:
     held_out = max(min(passes[1], 4 * _DEMANDED // each), _FEWEST)
     runs = 8  # passes of one group, before new sequences come
     demand = _draw(cell, fit_shares, fitted, runs, rng)
-    draws = min(max(_MEAN_SEQUENCES // cell.group, 16), 256)
-    many = _draw(cell, fit_shares, draws, 1, rng)
-    mean = np.broadcast_to((many > 0).mean(axis=0), demand.shape)
+    mean = np.broadcast_to(_demanded_by_one(cell, fit_shares, seed), demand.shape)
     return (
         _problem(cell, demand, np.ascontiguousarray(mean)),
         _problem(cell, _draw(cell, other if len(other) else shares, held_out, runs, rng), None),
@@ -132,6 +131,16 @@ def _shares(cell: Cell, routing: Path | None, rng: np.random.Generator) -> npt.N
     with np.load(routing / "mixtral_mmlu_fractions.npz") as data:
         prompts = np.concatenate([data[name] for name in sorted(data.files)]).astype(np.float64)
     return np.maximum(prompts[rng.permutation(len(prompts))[:4096]], 1e-4)
+
+
+def _demanded_by_one(
+    cell: Cell, shares: npt.NDArray[np.float64], seed: list[int]
+) -> npt.NDArray[np.float64]:
+    """[layers, experts]: probability that a pass demands an expert. Sequences are independent: the
+    chance that none of g chooses it is a power of the chance that one does not."""
+    rng = np.random.default_rng([*seed, 1])
+    chosen = _draw(dataclasses.replace(cell, group=_MEAN_TOKENS), shares, 1, 1, rng)[0]
+    return 1.0 - (1.0 - chosen / _MEAN_TOKENS) ** cell.group
 
 
 def _draw(

@@ -206,6 +206,10 @@ class Problem:
     measure
         What is minimised, summed over the passes by weight: ``time``, compute ``idle`` inside
         passes, or ``bytes`` copied.
+    correction_ns
+        [stages, items], of either sign: added to the minimised time for each item that is not
+        resident, so that few passes do not make the items look better that they happen not to
+        demand (``solvers.variate``). None: nothing is added.
 
     Notes
     -----
@@ -218,8 +222,11 @@ class Problem:
     slot_bytes: int
     fan_out: int = 1
     measure: Literal["time", "idle", "bytes"] = "time"
+    correction_ns: Int64 | None = None
 
     def __post_init__(self) -> None:
+        if self.correction_ns is not None:
+            self._refuse_correction(self.correction_ns)
         if self.scenarios.demand.shape[1] != len(self.stages):
             raise OptionError("scenarios and stages differ in number of stages")
         if self.capacity_bytes < 0 or self.slot_bytes < 0:
@@ -231,9 +238,26 @@ class Problem:
             if self.scenarios.demand[:, index, len(stage.items) :].any():
                 raise OptionError(f"stage {index}: an item is demanded that does not exist")
 
+    def _refuse_correction(self, table: Int64) -> None:
+        if self.measure != "time":
+            raise OptionError(f"a correction is of time, and {self.measure} is minimised")
+        if table.shape != self.scenarios.demand.shape[1:]:
+            raise OptionError("correction_ns and scenarios differ in stages or items")
+        for index, stage in enumerate(self.stages):
+            if table[index, len(stage.items) :].any():
+                raise OptionError(f"stage {index}: a correction for an item that does not exist")
+        table.setflags(write=False)
+
     def replace(self, **changes: Any) -> Problem:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
+
+    @cached_property
+    def correction(self) -> Int64:
+        """[stages, items]: ``correction_ns``, 0 without."""
+        if self.correction_ns is not None:
+            return self.correction_ns
+        return np.zeros(self.scenarios.demand.shape[1:], dtype=np.int64)
 
     @cached_property
     def copy_ns(self) -> Int64:

@@ -14,6 +14,8 @@ start unit, x an item's work, a whether it is demanded. Then
                                                                 copied and until its work has ended
     t >= C,  0 <= r, q <= 1,  0 <= y,  0 <= u <= K longest w
 
+The objective is the weighted sum of t, and of the problem's correction times 1 - r.
+
 None needs an order of copies, nor that prefetches do not know the demand; pauses, overtaking and
 dropped copies only add to the channel's time and the slots'. ``held`` is used where K is fixed.
 With a multiplier for each row, objective >= objective - sum of multiplier x row, and that is least
@@ -95,6 +97,8 @@ def proven_ns(problem: Problem, proof: Proof) -> int | None:
     copies = (active * copy).sum(axis=2)
     total += int((busy * (copies + start)).sum())
     total += int((held * (copies + work.sum(axis=2))).sum())
+    correction = problem.correction.astype(object) * proof.scale
+    total += int(correction.sum())
     # durations have no upper end
     left = scenarios.weight.astype(object)[:, None] * proof.scale - busy - held * slots
     if plan is not None:
@@ -111,7 +115,7 @@ def proven_ns(problem: Problem, proof: Proof) -> int | None:
     from_starts = start * busy.sum(axis=0)
     if plan is not None:
         saved, from_starts = saved + plan.residents, from_starts + plan.starts
-    total += _negative(problem.item_bytes.astype(object) * proof.memory - saved)
+    total += _negative(problem.item_bytes.astype(object) * proof.memory - saved - correction)
     total += _negative(start_held * (proof.memory - proof.room) - from_starts)
     # slots
     ahead_sum = int(ahead.sum())

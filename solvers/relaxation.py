@@ -142,9 +142,10 @@ def _solve(
     )
 
     program = Program()
-    resident = program.column(
-        (stages, width), 0.0, (demand.any(axis=0) & (copy > 0)).astype(np.float64)
-    )
+    # demands that are shifted hold the correction already
+    cost = -problem.correction / MS if exact_demand else np.zeros((stages, width))
+    useful = (demand.any(axis=0) & (copy > 0)) | (cost < 0)
+    resident = program.column((stages, width), 0.0, useful.astype(np.float64), cost)
     kept = program.column((stages,), 0.0, (start_held > 0).astype(np.float64))
     slots = program.column((1,), float(least_slots), float(most_slots or math.inf))
     start_room = program.column((1,))

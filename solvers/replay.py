@@ -17,7 +17,16 @@ from solvers.outcome import Schedule
 from solvers.problem import Problem
 from solvers.replay_channel import Channel, CopyPart
 
-__all__ = ["CopyPart", "DeadlockError", "Named", "Replay", "StageTimes", "measure", "replay"]
+__all__ = [
+    "CopyPart",
+    "DeadlockError",
+    "Named",
+    "Replay",
+    "StageTimes",
+    "measure",
+    "objective",
+    "replay",
+]
 
 
 class StageTimes(NamedTuple):
@@ -204,3 +213,13 @@ def measure(problem: Problem, result: Replay) -> int:
     else:
         each = result.copied_bytes
     return int((each * problem.scenarios.weight).sum())
+
+
+def objective(problem: Problem, schedule: Schedule) -> int:
+    """What is minimised: the replay's measure, and the problem's correction."""
+    total = measure(problem, replay(problem, schedule))
+    if problem.correction_ns is None:
+        return total
+    pairs = zip(problem.correction_ns, schedule.stages, strict=True)
+    streams = sum(int(row.sum() - row[list(choice.resident)].sum()) for row, choice in pairs)
+    return total + streams
