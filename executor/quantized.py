@@ -29,8 +29,8 @@ from solvers.errors import CheckpointError
 __all__ = ["QuantizedMatrix", "layout_of_4_bits", "quantize"]
 
 _FUSED_GROUPS = (32, 64, 128, 256)
-_FEW_ROWS = 8
-"""Up to so many rows torch's kernels are no slower than numbers and a product."""
+_FEW_ROWS = {8: 8, 4: 16}
+"""Up to so many rows torch's kernels are no slower than numbers and a product, by bits."""
 
 _AT_ONCE = 1 << 21
 """Values that are quantized at once: for fewer, threads are woken more than they work."""
@@ -90,7 +90,7 @@ class QuantizedMatrix(NamedTuple):
     def _fused(self, inputs: torch.Tensor) -> bool:
         if inputs.dtype != torch.bfloat16 or inputs.device.type != "cpu":
             return False
-        if len(inputs) > _FEW_ROWS:
+        if len(inputs) > _FEW_ROWS[self.bits]:
             return False
         if self.bits == 8:
             return self.group == self.columns
