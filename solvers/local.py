@@ -33,6 +33,9 @@ _PASSES = 16
 """Passes that the fluid clock follows; the replay follows all."""
 _TOGETHER = 8
 """Moves of different stages made in one round."""
+_TURNS = 3
+_MUCH = 0.005
+"""Turns at most, while one saves at least this share."""
 _CHECKED = 6
 """Schedules handed to the replay for each number of slots."""
 
@@ -153,17 +156,27 @@ class FluidClock:
 
 
 def move_residents(search: Search, work: float, seed: int) -> None:
-    """Improve the search's best schedule, with its slots and with a few more or less.
+    """Improve the search's best schedule, with its slots and with a few more or less; and over
+    again from what was found, while that is much better.
 
     Parameters
     ----------
     search
         Gets what is found.
     work
-        Units of work, as in ``Limits``.
+        Units of work for each time, as in ``Limits``.
     seed
         Of the choice of trial moves.
     """
+    for turn in range(_TURNS):
+        before = search.best_value
+        _once(search, work, seed + turn)
+        if search.best_value > before * (1.0 - _MUCH):
+            return
+
+
+def _once(search: Search, work: float, seed: int) -> None:
+    """``move_residents``, once."""
     found = search.best
     if found is None or found.eviction != "none" or search.problem.measure == "bytes":
         return
@@ -172,7 +185,11 @@ def move_residents(search: Search, work: float, seed: int) -> None:
     rounds = int(work * _STEPS_PER_WORK) // max(steps, 1)
     share = demand_share(problem)
     ahead = [share[index, item] for index, one in enumerate(found.stages) for item in one.prefetch]
-    everything = float(min(ahead, default=2.0))
+    # what the schedule prefetches, everything, and nothing: once each
+    of_items = [share[index, : len(one.items)] for index, one in enumerate(problem.stages)]
+    least = float(min((row.min(initial=2.0) for row in of_items), default=2.0))
+    own = float(min(ahead, default=2.0))
+    thresholds = [-1.0, *([own] if least < own < 2.0 else []), 2.0]
     variants = []
     changes = [(0, 0), (1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (-1, 1)]
     if not found.start_slots:
@@ -183,10 +200,11 @@ def move_residents(search: Search, work: float, seed: int) -> None:
         if sizes[0] >= 1 and sizes[1] >= min(found.start_slots, 1):
             variants.append(sizes)
     for sizes in variants:
-        for threshold in sorted({everything, -1.0}):
+        for threshold in thresholds:
             if search.out_of_time:
                 return
-            _descend(search, found, sizes, threshold, max(rounds // len(variants) // 2, 2), seed)
+            each = rounds // len(variants) // len(thresholds)
+            _descend(search, found, sizes, threshold, max(each, 2), seed)
 
 
 def _descend(
