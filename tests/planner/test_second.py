@@ -36,6 +36,7 @@ def test_the_second_objective_within_the_tolerance_of_the_first(
         "solver": "cpsat",
         "objective": "throughput",
         "time_limit_seconds": 2,
+        "cap_seconds": 600,
         "seed": 0,
     }
     plain, rivals = solve(small_profile, WORKLOAD, **options)
