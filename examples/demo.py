@@ -51,6 +51,7 @@ class Row:
     budget_bytes: int
     plan: dict[str, Any]
     run: dict[str, Any]
+    doubts: tuple[str, ...]
 
 
 def moeplan(*arguments: str | Path) -> dict[str, Any]:
@@ -86,9 +87,9 @@ def job(name: str, folder: Path, memory: str, load: tuple[int, int, int], *sourc
         *("run", plan, "--prompts", prompts, "--max-new-tokens", str(new_tokens)),
         *("--out", folder / "outputs.jsonl", "--trace", trace),
     )
-    moeplan("verify", plan, trace)
+    doubts = (*profile["doubts"], *moeplan("verify", plan, trace)["notes"])
     moeplan("show", plan, trace, "--html", folder / "report.html")
-    return Row(name, profile["weights_bytes"], profile["memory_bytes"], planned, ran)
+    return Row(name, profile["weights_bytes"], profile["memory_bytes"], planned, ran, doubts)
 
 
 def example() -> Row:
@@ -143,7 +144,8 @@ def main() -> None:
     table = Table(title="tokens/s in all: prefill and decode together")
     for heading in ("checkpoint", "weights", "budget", "predicted", "measured", "off by"):
         table.add_column(heading, justify="left" if heading == "checkpoint" else "right")
-    for row in (example(), bulk()):
+    rows = (example(), bulk())
+    for row in rows:
         predicted = row.plan["predicted"]["tokens_per_second"]
         measured = row.run["tokens_per_second"]
         table.add_row(
@@ -156,6 +158,9 @@ def main() -> None:
         )
     console.print(table)
     console.print("off by: (measured - predicted) / predicted; in brackets: what was predicted")
+    for row in rows:
+        for doubt in row.doubts:
+            console.print(f"{row.name}: {doubt}")
     report = DEMO / "report.html"
     report.write_bytes((DEMO / "bulk-run" / "report.html").read_bytes())
     console.print(f"{time.monotonic() - start:.0f} s. The report of the bulk run: {report}")

@@ -47,15 +47,15 @@ def check_can_run(plan: Plan, checkpoint: Path) -> None:
     UnsupportedError
         If the plan is for a GPU and there is none, or it was made from a configuration alone.
     """
-    if plan.device == "cuda" and not torch.cuda.is_available():
-        raise UnsupportedError(
-            "the plan is for device 'cuda', and torch finds no CUDA GPU on this machine; run it "
-            "where there is one, or profile and plan with --device cpu"
-        )
     if is_file(checkpoint) and checkpoint == Path(plan.locations.checkpoint):
         raise UnsupportedError(
             f"the plan was made from a configuration ({checkpoint}) and figures of a machine, not "
             "from measurements: profile a checkpoint and plan from that, to run it"
+        )
+    if plan.device == "cuda" and not torch.cuda.is_available():
+        raise UnsupportedError(
+            "the plan is for device 'cuda', and torch finds no CUDA GPU on this machine; run it "
+            "where there is one, or profile and plan with --device cpu"
         )
 
 

@@ -222,8 +222,8 @@ def _proof(plan: Plan) -> str:
     )
     if plan.bound is not None and plan.bound_class is not None:
         text += (
-            f". Bound, for plans with {_group_words(plan)} only: {_BOUND_WORDS[plan.bound_class]} "
-            f"{objective_words(plan, plan.bound)}"
+            f". Bound, for plans with {_group_words(plan)} only{_prices(plan)}: "
+            f"{_BOUND_WORDS[plan.bound_class]} {objective_words(plan, plan.bound)}"
         )
         if plan.gap is not None:
             text += f"; {gap_words(plan)}"
@@ -234,6 +234,14 @@ def _proof(plan: Plan) -> str:
         )
         text += f". By the same yardstick: {compared}"
     return text + "."
+
+
+def _prices(plan: Plan) -> str:
+    """What else is held as it is in the plan, where that matters."""
+    slowed = plan.predicted.slowdown
+    if max(slowed.copy, slowed.prefill, slowed.decode) == 1.0:
+        return ""
+    return " (with copies and computation as slow beside each other as in this one)"
 
 
 def _group_words(plan: Plan) -> str:

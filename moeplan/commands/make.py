@@ -174,7 +174,9 @@ def pack(
     small = f" ({share:.1%} of the weights, exactly compressed)" if summary.compressed else ""
     if summary.quantized is not None:
         off = summary.relative_error
-        small = f", experts in {quantize}" + ("" if off is None else f" ({off:.2%} off)")
+        small = f", experts in {quantize}" + (
+            "" if off is None else f" (their weights are {off:.2%} off, by root mean square)"
+        )
     size = human_bytes(summary.size_bytes)
     reporter.show(Text(f"{store}: {summary.units} units{again}, {size}{small}, verified"))
     for note in summary.notes:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from moeplan.output import human_time
-from planner.documents import Channel, Curve, Surface
+from planner.documents import Channel, Curve, Figure, Surface
 from planner.profiles import Profile
 
 __all__ = ["doubts", "measured_table", "spreads"]
@@ -33,6 +33,15 @@ def _surfaces(made: Profile) -> dict[str, Surface]:
     }
 
 
+def _slowdowns(made: Profile) -> dict[str, Figure]:
+    """How much longer copies, and each kind of computation in decode, take beside each other."""
+    costs = made.costs
+    found = {"copies beside computation": costs.copy_slowdown}
+    for kind, figure in costs.slowdown_by_kind.items():
+        found[f"{kind.replace('_', ' ')} beside copies"] = figure
+    return found
+
+
 def spreads(made: Profile) -> dict[str, float]:
     """Half the distance between the quartiles of each figure's samples, as a share of it.
 
@@ -48,6 +57,8 @@ def spreads(made: Profile) -> dict[str, float]:
         found[name] = _relative(surface.curves)
     for kind, curve in made.costs.curves.items():
         found[kind.replace("_", " ")] = _relative([curve])
+    for name, figure in _slowdowns(made).items():
+        found[name] = (figure.spread or 0.0) / figure.value
     return found
 
 
@@ -98,6 +109,8 @@ def measured_table(made: Profile) -> Table:
         most = curve.rows[-1]
         name = kind.replace("_", " ")
         add(name, f"{human_time(curve(1))} for 1 row, {human_time(curve(most))} for {most:,}")
+    for name, figure in _slowdowns(made).items():
+        add(name, f"{figure.value:.2f} times as long as alone")
     add("reference", "a fixed operation, repeated: the machine's drift")
     return table
 

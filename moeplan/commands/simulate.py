@@ -128,6 +128,12 @@ def simulate(
         "expert_source": curve.source,
         "drawn": source.statement,
     }
+    most, known = int(load.max()), curve.rows[-1]
+    if most > known:
+        reporter.note(
+            f"moeplan: up to {most:,} rows choose an expert, and the profile measured up to "
+            f"{known:,}: beyond, its time is extrapolated"
+        )
     reporter.show(_table(document, times))
     reporter.show(
         Text(

@@ -161,6 +161,12 @@ def _frontier(
         table.add_column(heading, justify="left" if index == 3 else "right")
     for row in rows:
         table.add_row(*row)
+    about = (
+        f"{workload.requests} requests of {workload.prompt_tokens} prompt and "
+        f"{workload.new_tokens} new tokens; solver {solver}, objective {objective}. Predicted on "
+        "held-out routing."
+    )
+    reporter.show(Text(about))
     reporter.show(table)
     said = ""
     if smallest is not None:
@@ -170,9 +176,7 @@ def _frontier(
         name = loaded.model.name
         page = build_plots(
             f"{name}: memory and throughput",
-            f"{workload.requests} requests of {workload.prompt_tokens} prompt and "
-            f"{workload.new_tokens} new tokens; solver {solver}, objective {objective}. Predicted "
-            "on held-out routing.",
+            about,
             [frontier_chart({solver: points}, smallest)],
             [TableOf("Budgets", _COLUMNS, tuple(rows), said)],
         )

@@ -135,6 +135,11 @@ def compare(
                 steps=progress,
             )
     tables = []
+    about = (
+        f"{requests} requests of {prompt_tokens} prompt and {new_tokens} new tokens, time limit "
+        f"{limit:g} s. Everything is measured on held-out routing."
+    )
+    reporter.show(Text(about))
     for goal in goals:
         of_goal = [row for row in rows if row.objective == goal]
         below = [bound for bound in bounds if bound.objective == goal]
@@ -142,10 +147,6 @@ def compare(
         tables.append(_html_table(goal, of_goal, below))
     if html is not None:
         title = f"{loaded.model.name}: solvers compared within {human_bytes(memory_bytes)}"
-        about = (
-            f"{requests} requests of {prompt_tokens} prompt and {new_tokens} new tokens, time "
-            f"limit {limit:g} s. Everything is measured on held-out routing."
-        )
         write_atomic(html, build_plots(title, about, charts, tables).encode())
         reporter.show(Text(f"The plots are in {html}"))
     reporter.result(

@@ -24,7 +24,7 @@ from moeplan.words import (
     note_list,
     tokens_per_second,
 )
-from planner.documents import Event, Locations, Plan, Timeline, Trace, write_document
+from planner.documents import Event, Locations, Plan, Slowdown, Timeline, Trace, write_document
 from planner.documents.timeline import EventKind
 
 MS = 1_000_000
@@ -110,6 +110,14 @@ def test_a_plan_in_words(plan: Plan) -> None:
     ):
         text = explain_plan(dataclasses.replace(plan, bound_class=bound))[-1]
         assert said in text
+
+
+def test_a_bound_says_at_what_slowdowns_it_holds(plan: Plan) -> None:
+    slowed = dataclasses.replace(plan.predicted, slowdown=Slowdown(decode=1.25))
+    text = explain_plan(dataclasses.replace(plan, predicted=slowed))[-1]
+    said = "only (with copies and computation as slow beside each other as in this one): no plan"
+    assert said in text
+    assert "as slow beside" not in explain_plan(plan)[-1]
 
 
 def test_a_finished_search_with_a_gap_says_that_the_bound_may_be_loose(plan: Plan) -> None:
