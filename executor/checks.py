@@ -92,7 +92,7 @@ def check_documents(plan: Plan, source: WeightSource, profile: Path | None) -> N
             )
         raise StaleError(
             "store",
-            f"{folder}: this is not the store that the plan was made for (its fingerprint "
+            f"{source.store}: this is not the store that the plan was made for (its fingerprint "
             "differs); plan again",
         )
     if plan.dtype != source.model.dtype:

@@ -160,7 +160,7 @@ def quantize(
     Raises
     ------
     CheckpointError
-        If one of its values is not finite.
+        If one of its values is not finite, or near the largest of its type.
     """
     rows, columns = matrix.shape
     each = max(_AT_ONCE // columns // BLOCK_ROWS, 1) * BLOCK_ROWS
@@ -182,14 +182,14 @@ _Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _rows_of_8_bits(grouped: torch.Tensor, dtype: torch.dtype) -> _Rows:
-    least, most = _ends(grouped)
+    least, most = _ends(grouped, dtype)
     scale = _as_scale(torch.maximum(most, -least) / 127, dtype)
     levels, error = _levels(grouped, scale.float(), torch.zeros_like(least), 128)
     return levels.to(torch.int8).flatten(1), scale, error
 
 
 def _rows_of_4_bits(grouped: torch.Tensor, dtype: torch.dtype) -> _Rows:
-    least, most = _ends(grouped)
+    least, most = _ends(grouped, dtype)
     scale = _as_scale(most / 15 - least / 15, dtype)
     middle = most / 2 + least / 2 + scale.float() / 2
     # of equal values, zeros among them, nothing is lost
@@ -206,10 +206,14 @@ def _rows_of_4_bits(grouped: torch.Tensor, dtype: torch.dtype) -> _Rows:
     return values, torch.stack((scale.t(), middle.t()), dim=2), error
 
 
-def _ends(grouped: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _ends(grouped: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     least, most = grouped.amin(dim=2), grouped.amax(dim=2)
-    if not (least.isfinite().all() and most.isfinite().all()):
-        raise CheckpointError("a value is not finite, and cannot be quantized")
+    # rounding may make a larger number of what the type can hardly hold
+    largest = torch.finfo(dtype).max / 2
+    if not (torch.maximum(most, -least) <= largest).all():
+        raise CheckpointError(
+            "a value is not finite, or too large to be quantized: pack without --quantize"
+        )
     return least, most
 
 

@@ -82,7 +82,7 @@ class Quantizer:
         Raises
         ------
         CheckpointError
-            If a file is shorter than it was, or a weight is not finite.
+            If a file is shorter than it was, or a weight is not finite or too large.
         """
         plain = self._plain[unit.name]
         if unit == plain:

@@ -40,6 +40,8 @@ class WeightSource(Closing):
         What was read of the checkpoint: configuration, model, tensors.
     fingerprint, store_fingerprint
         Of the checkpoint, and of the store (None without one).
+    store
+        The store's folder (None without one).
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class WeightSource(Closing):
         self._stored = stored_shares(index)
         self._quantized = None if index is None else index.quantized
         self._known: tuple[ModelSpec, ModelSpec] | None = None
+        self.store = store
         self.store_fingerprint = None if index is None else index.fingerprint
         self._layouts = layouts
         self._checksums = {} if index is None else {u.name: u.checksum for u in index.units}

@@ -42,9 +42,10 @@ def check_span(model: ModelSpec, workload: Workload) -> None:
                 f"{model.name} ({model.family}): layer {layer.index} {why}, with which "
                 "--attention-window does not go together: leave it out"
             )
-    context = context_tokens(workload)
+    # the last new token is never looked at: nothing comes after it
+    context = context_tokens(workload) - 1
     if kept_tokens(workload) >= context:
         raise OptionError(
-            f"an attention window of {window} tokens and {sinks} sinks has no effect: sequences "
-            f"have {context} tokens at most; give a smaller window, or leave it out"
+            f"an attention window of {window} tokens and {sinks} sinks has no effect: at most "
+            f"{context} tokens of a sequence are looked at; give a smaller window, or leave it out"
         )

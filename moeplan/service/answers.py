@@ -19,6 +19,9 @@ __all__ = ["Answers"]
 _LARGEST_BYTES = 4 << 20
 """A larger answer is made anew each time."""
 
+_EACH_BYTES = 4096
+"""What one answer takes beside its address and its body: its headers, and Python's objects."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
@@ -26,6 +29,7 @@ class _Answer:
 
     response: Response
     version: int | None
+    bytes: int
 
 
 class Answers:
@@ -36,7 +40,8 @@ class Answers:
     store
         Says when something has changed in it.
     most_bytes
-        Of all bodies that are kept; those that were not asked for the longest go first.
+        Of all answers that are kept, with their addresses and what holds them together; those that
+        were not asked for the longest go first.
     """
 
     def __init__(self, store: Store, most_bytes: int = 64 << 20) -> None:
@@ -80,12 +85,13 @@ class Answers:
         if version is None and not lasting:
             return
         self._drop(address)
-        self._kept[address] = _Answer(response, None if lasting else version)
-        self._bytes += size
+        taken = _EACH_BYTES + len(address) + size
+        self._kept[address] = _Answer(response, None if lasting else version, taken)
+        self._bytes += taken
         while self._bytes > self._most:
             self._drop(next(iter(self._kept)))
 
     def _drop(self, address: str) -> None:
         answer = self._kept.pop(address, None)
         if answer is not None:
-            self._bytes -= len(answer.response.body)
+            self._bytes -= answer.bytes

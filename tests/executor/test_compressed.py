@@ -272,7 +272,7 @@ def test_plan_of_the_other_store_is_refused(bulk: tuple[Path, Path, Path], helpe
     with open_weights(checkpoint, plain) as source:
         policy = policies(source.model)["whole"]
     plan = helpers.plan(checkpoint, policy, Workload(1, 4, 2), store=plain)
-    with pytest.raises(StaleError, match="not the store that the plan was made for"):
+    with pytest.raises(StaleError, match=f"{exact}: this is not the store that the plan was made"):
         Engine.from_plan(plan, store=exact)
 
 

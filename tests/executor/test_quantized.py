@@ -376,3 +376,15 @@ def test_weights_that_are_no_numbers_are_refused(helpers: Any, tmp_path: Path) -
     with pytest.raises(CheckpointError, match=r"expert\.0\.3: a value is not finite"):
         pack(tmp_path / "c", tmp_path / "store", quantize=INT8)
     assert not (tmp_path / "store" / "store.json").exists()
+
+
+@pytest.mark.parametrize("how", [INT8, INT4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_rounding_could_make_infinite_is_refused(
+    how: QuantizedExperts, dtype: torch.dtype
+) -> None:
+    matrix = torch.full((64, 64), torch.finfo(dtype).max, dtype=dtype)
+    with pytest.raises(CheckpointError, match="too large to be quantized: pack without"):
+        quantize(matrix, how, 64)
+    made, _ = quantize(matrix / 2, how, 64)
+    assert made.numbers(0, 64).isfinite().all()

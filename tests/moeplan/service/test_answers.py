@@ -129,8 +129,9 @@ def test_what_was_made_from_an_older_store_is_made_again() -> None:
 
 
 def test_room_is_bounded_and_the_longest_unasked_goes_first() -> None:
-    # three do not fit: c takes the place of b, since a was asked for after it
-    answers = Answers(versions(1), most_bytes=25)
+    # three do not fit, for each takes 4 KiB beside its body: c takes the place of b, since a was
+    # asked for after it
+    answers = Answers(versions(1), most_bytes=10_000)
     assert ask(answers, lambda: Response(b"x" * 10), *"abacab") == ["a", "b", "c", "b"]
 
 
