@@ -38,6 +38,8 @@ class WeightSource(Closing):
     ----------
     checkpoint
         What was read of the checkpoint: configuration, model, tensors.
+    model
+        The checkpoint's model document, with what a compressed or quantized store has of it.
     fingerprint, store_fingerprint
         Of the checkpoint, and of the store (None without one).
     store
@@ -53,9 +55,7 @@ class WeightSource(Closing):
         read_into: ReadInto,
     ) -> None:
         self.checkpoint = checkpoint
-        self._stored = stored_shares(index)
-        self._quantized = None if index is None else index.quantized
-        self._known: tuple[ModelSpec, ModelSpec] | None = None
+        self.model = _model_of(checkpoint.model, layouts, index)
         self.store = store
         self.store_fingerprint = None if index is None else index.fingerprint
         self._layouts = layouts
@@ -85,26 +85,6 @@ class WeightSource(Closing):
                         )
                     )
                 self._pieces[name] = tuple(pieces)
-
-    @property
-    def model(self) -> ModelSpec:
-        """The checkpoint's model document, with what a compressed or quantized store has of it."""
-        model = self.checkpoint.model
-        if self._known is not None and self._known[0] is model:
-            return self._known[1]
-        checkpoints = model
-        if self._quantized is not None:
-            layers = tuple(
-                replace(layer, expert_bytes=self._layouts[expert_name(layer.index, 0)].size_bytes)
-                if layer.experts
-                else layer
-                for layer in model.layers
-            )
-            model = replace(model, layers=layers, quantized=self._quantized)
-        if self._stored is not None:
-            model = replace(model, stored=self._stored)
-        self._known = (checkpoints, model)
-        return model
 
     @property
     def fingerprint(self) -> str:
@@ -234,6 +214,23 @@ class WeightSource(Closing):
 
 def _name(unit: Unit) -> str:
     return dense_name(unit.stage) if unit.kind == "dense" else expert_name(unit.stage, unit.item)
+
+
+def _model_of(
+    model: ModelSpec, layouts: dict[str, UnitLayout], index: StoreIndex | None
+) -> ModelSpec:
+    if index is None:
+        return model
+    if index.quantized is not None:
+        layers = tuple(
+            replace(layer, expert_bytes=layouts[expert_name(layer.index, 0)].size_bytes)
+            if layer.experts
+            else layer
+            for layer in model.layers
+        )
+        model = replace(model, layers=layers, quantized=index.quantized)
+    stored = stored_shares(index)
+    return model if stored is None else replace(model, stored=stored)
 
 
 def open_weights(

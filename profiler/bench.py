@@ -143,7 +143,7 @@ class Bench(Closing):
         self.plan = plan
         self.model = first_layers(source.model, plan.layers)
         part = copy.copy(source)
-        part.checkpoint = dataclasses.replace(source.checkpoint, model=self.model)
+        part.model = self.model
         self._tokens = tokens
         with torch.inference_mode():
             self.device = Device(
