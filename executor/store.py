@@ -26,7 +26,7 @@ from planner.documents import (
     StoredShares,
     load_document,
 )
-from planner.documents.base import STRICT, Bytes, Hash, Positive, canonical_json, to_json
+from planner.documents.base import STRICT, Added, Bytes, Hash, Positive, canonical_json, to_json
 from planner.files import exists, is_dir, is_file
 from planner.memory import BLOCK_BYTES, aligned
 from solvers.errors import CheckpointError, DocumentError, StaleError
@@ -123,14 +123,13 @@ class StoreIndex(Document):
     """What a store holds and which checkpoint it was made from."""
 
     kind: ClassVar[str] = "store"
-    added: ClassVar[tuple[str, ...]] = ("quantized",)
 
     checkpoint_fingerprint: Hash
     data_file: str
     data_bytes: Bytes
     units: tuple[StoreUnit, ...]
     compression: Compression | None = None
-    quantized: QuantizedExperts | None = None
+    quantized: Added[QuantizedExperts] = None
 
     @property
     def fingerprint(self) -> str:

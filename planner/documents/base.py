@@ -27,6 +27,7 @@ __all__ = [
     "FULL_DISK",
     "SEAL",
     "STRICT",
+    "Added",
     "Bytes",
     "Count",
     "Document",
@@ -57,6 +58,11 @@ FULL_DISK = "the disk is full: make room there, or name another place"
 
 Name = Annotated[str, Field(max_length=255)]
 """What a list shows; as long as a file's name may be."""
+
+T = TypeVar("T")
+Added = Annotated[T | None, Field(exclude_if=lambda value: value is None)]
+"""A field that came later: where it is None its key is left out, so that hashes of documents from
+before stay what they were."""
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -117,9 +123,6 @@ class Document:
     kind: ClassVar[str]
     version: ClassVar[int] = 1
     sealed: ClassVar[bool] = False
-    added: ClassVar[tuple[str, ...]] = ()
-    """Keys that came later: where they are None they are left out, so that hashes of documents from
-    before stay what they were."""
 
 
 D = TypeVar("D", bound=Document)
@@ -143,9 +146,6 @@ def _adapter(cls: type[Document]) -> TypeAdapter[Any]:
 def to_json(document: Document) -> dict[str, Any]:
     """Plain JSON values of ``document``, with ``kind`` and ``version`` first."""
     body: dict[str, Any] = _adapter(type(document)).dump_python(document, mode="json")
-    for key in document.added:
-        if body[key] is None:
-            del body[key]
     return {"kind": document.kind, "version": document.version, **body}
 
 

@@ -7,7 +7,17 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from planner.documents.base import STRICT, Bytes, Document, Hash, Name, Positive, Tokens, Units
+from planner.documents.base import (
+    STRICT,
+    Added,
+    Bytes,
+    Document,
+    Hash,
+    Name,
+    Positive,
+    Tokens,
+    Units,
+)
 
 __all__ = ["LayerSpec", "ModelSpec", "QuantizedExperts", "StoredShares"]
 
@@ -153,7 +163,6 @@ class ModelSpec(Document):
     """
 
     kind: ClassVar[str] = "model"
-    added: ClassVar[tuple[str, ...]] = ("quantized",)
 
     name: Name
     family: Name
@@ -178,7 +187,7 @@ class ModelSpec(Document):
     synthetic: bool = False
     encoder_layers: tuple[LayerSpec, ...] = ()
     stored: StoredShares | None = None
-    quantized: QuantizedExperts | None = None
+    quantized: Added[QuantizedExperts] = None
 
     def __post_init__(self) -> None:
         for layers in (self.layers, self.encoder_layers):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import ConfigDict, Field
 
 from planner.documents.base import (
     STRICT,
+    Added,
     Bytes,
     Document,
     Fraction,
@@ -57,17 +58,12 @@ class Workload(Document):
     requests: Requests
     prompt_tokens: Tokens
     new_tokens: Tokens
-    attention_window: Tokens | None = None
-    attention_sinks: Units | None = None
+    attention_window: Added[Tokens] = None
+    attention_sinks: Added[Units] = None
 
     def __post_init__(self) -> None:
         if (self.attention_window is None) != (self.attention_sinks is None):
             raise ValueError("attention_window and attention_sinks go together")
-
-    @model_serializer(mode="wrap")
-    def _without_none(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # keys that came later: hashes of documents from before stay what they were
-        return {key: value for key, value in dump(self).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ def of_type(hint: Any) -> st.SearchStrategy[Any]:
             high = getattr(constraint, "lt", high + 1) - 1
             if hasattr(constraint, "pattern"):
                 return st.text("0123456789abcdef", min_size=64, max_size=64)
-        if arguments[0] is str or typing.get_origin(arguments[0]) is tuple:
+        if arguments[0] is str or typing.get_origin(arguments[0]) in (tuple, Union):
             return of_type(arguments[0])
         return st.floats(low, high) if arguments[0] is float else st.integers(low, high)
     if origin is Literal:
