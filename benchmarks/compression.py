@@ -23,20 +23,19 @@ sys.path[:] = [one for one in sys.path if Path(one).resolve() != Path(__file__).
 sys.path.insert(0, str(ROOT))
 
 import argparse
-import json
 import statistics
 from typing import Any, Literal
 
 from benchmarks.prediction import QUICK, run_prompts
 from benchmarks.record import Record
 from benchmarks.throttle import throttled
+from benchmarks.writing import write_result
 from executor import Engine, pack
 from executor.compressing import worth_compressing
 from executor.layout import unit_layouts
 from executor.synth import write_synthetic
 from planner.checkpoint import read_checkpoint
 from planner.documents import Plan, Trace, Workload
-from planner.documents.base import write_atomic
 from planner.profiles import Profile, load_profile
 from planner.solve import make_plan
 from profiler import profile_checkpoint
@@ -208,8 +207,7 @@ def main(argv: list[str] | None = None) -> int:
         "gains": gains,
         "cells": cells,
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(options.out, (json.dumps(document, indent=1) + "\n").encode())
+    write_result(options.out, document)
     return 0
 
 

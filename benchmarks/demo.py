@@ -25,6 +25,7 @@ import subprocess
 from typing import Any
 
 from benchmarks.record import Record
+from benchmarks.writing import write_result
 
 RESULT = ROOT / "benchmarks" / "results" / "demo.json"
 DEMO = ROOT / "build" / "demo"
@@ -81,7 +82,7 @@ def main() -> int:
     for name, _, _ in RUNS:
         own = [one for one in known if one["checkpoint"] == name and "remark" not in one]
         kept += own[-keep:]
-    RESULT.write_text(json.dumps({"about": about, "runs": kept}, indent=1) + "\n", encoding="utf-8")
+    write_result(RESULT, {"about": about, "runs": kept})
     return 0
 
 

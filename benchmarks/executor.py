@@ -45,8 +45,8 @@ from benchmarks.capped import EXIT_CODE
 from benchmarks.executor_table import markdown
 from benchmarks.executor_trials import Bench, Trial
 from benchmarks.record import Record
+from benchmarks.writing import write_result
 from executor.caps import PROCESS_BYTES
-from planner.documents.base import write_atomic
 from planner.entries import BASELINES
 from solvers.errors import MoeplanError
 
@@ -127,9 +127,7 @@ class Results:
             "cells": self.cells,
             "trials": self.trials,
         }
-        self._out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(self._out, (json.dumps(body, indent=1) + "\n").encode())
-        write_atomic(self._out.with_suffix(".md"), markdown(body).encode())
+        write_result(self._out, body, markdown(body))
 
 
 def _failed(one: Document) -> bool:

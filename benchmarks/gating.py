@@ -44,6 +44,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.record import Record
+from benchmarks.writing import write_result
 from executor import open_weights
 from executor.adapters import ExpertWeights
 from executor.allocator import tune_process, usable_cores
@@ -301,10 +302,8 @@ def main() -> None:
     )
     page = table(found, note)
     print(page)
-    options.out.mkdir(parents=True, exist_ok=True)
-    body = json.dumps({"about": record.about(), **facts, "cells": found}, indent=1) + "\n"
-    (options.out / "gating.json").write_text(body, encoding="utf-8")
-    (options.out / "gating.md").write_text(page, encoding="utf-8")
+    body = {"about": record.about(), **facts, "cells": found}
+    write_result(options.out / "gating.json", body, page)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 # ruff: noqa: E402 (the search path comes before the imports)
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,7 @@ sys.path[:] = [one for one in sys.path if Path(one).resolve() != Path(__file__).
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.record import Record
+from benchmarks.writing import write_result
 
 RESULTS = Path(__file__).parent / "results"
 STARTED = {
@@ -59,7 +59,7 @@ def main() -> int:
     for name, row in rows.items():
         print(f"{name:28} least {row['least_ms']:7.1f} ms, median {row['median_ms']:7.1f} ms")
     body = {"about": record.about(), "repeats": repeats, "rows": rows}
-    (RESULTS / "imports.json").write_text(json.dumps(body, indent=1) + "\n")
+    write_result(RESULTS / "imports.json", body)
     return 0
 
 

@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.capped import Limits, run_capped
 from benchmarks.record import Record
+from benchmarks.writing import write_result
 from executor.caps import PROCESS_BYTES
 from planner.documents import Plan, Workload, load_document, write_document
 from planner.documents.base import write_atomic
@@ -366,10 +367,8 @@ def main(argv: list[str] | None = None) -> int:
         "judged": judged(ended.document),
         **ended.document,
     }
-    options.out.mkdir(parents=True, exist_ok=True)
-    write_atomic(options.out / "long_run.json", (json.dumps(result, indent=1) + "\n").encode())
     page = markdown(result)
-    write_atomic(options.out / "long_run.md", page.encode())
+    write_result(options.out / "long_run.json", result, page)
     print(page)
     return 0
 

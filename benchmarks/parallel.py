@@ -25,7 +25,6 @@ sys.path[:] = [one for one in sys.path if Path(one).resolve() != Path(__file__).
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import argparse
-import json
 import os
 import random
 from dataclasses import replace
@@ -34,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.record import Record
+from benchmarks.writing import write_result
 from executor import open_weights
 from executor.allocator import usable_cores
 from executor.parallel import ParallelEngine, ParallelRun
@@ -192,9 +192,8 @@ def main() -> None:
         "new_tokens": arguments.new_tokens,
     }
     print(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items()))
-    RESULTS.mkdir(exist_ok=True)
     body = {"about": record.about(), **facts, "measured": cells, "simulated": simulated}
-    (RESULTS / "parallel.json").write_text(json.dumps(body, indent=1) + "\n")
+    write_result(RESULTS / "parallel.json", body)
 
 
 if __name__ == "__main__":

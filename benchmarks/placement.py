@@ -25,7 +25,6 @@ sys.path[:] = [one for one in sys.path if Path(one).resolve() != Path(__file__).
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import argparse
-import json
 import math
 import time
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.record import Record
+from benchmarks.writing import write_result
 from planner.placement import METHODS, SINGLE, Cluster, Scenes, expert_room, scenes_of
 from planner.routing_sources import load_source
 from solvers.placement.exact import ENGINES, place_items
@@ -219,7 +219,6 @@ def main() -> None:
         print(line_of(row))
     print(said)
     if not arguments.only:
-        RESULTS.mkdir(exist_ok=True)
         body = {
             "about": record.about(),
             **facts,
@@ -227,10 +226,9 @@ def main() -> None:
             "cells": rows,
             "single_domains": {**alone, "cells": single},
         }
-        (RESULTS / "placement.json").write_text(json.dumps(body, indent=1) + "\n")
         words = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items())
         text = "\n".join(["# Placement", "", words, "", *lines, "", said])
-        (RESULTS / "placement.md").write_text(text + "\n")
+        write_result(RESULTS / "placement.json", body, text + "\n")
 
 
 if __name__ == "__main__":

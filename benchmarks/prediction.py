@@ -40,11 +40,11 @@ from typing import Any, NamedTuple
 from benchmarks.record import Record
 from benchmarks.summary import Cell, markdown, summary
 from benchmarks.throttle import throttled
+from benchmarks.writing import write_result
 from executor import Engine, pack
 from executor.synth import write_synthetic
 from executor.tokenizer import load_tokenizer
 from planner.documents import Workload, document_hash
-from planner.documents.base import write_atomic
 from planner.profiles import Profile, load_profile
 from planner.solve import make_plan
 from profiler import bundled_prompts, profile_checkpoint, verify
@@ -223,13 +223,6 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def _write(out: Path, cells: list[Cell], record: Record) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    body = {"about": record.about(), **summary(cells)}
-    write_atomic(out, (json.dumps(body, indent=1) + "\n").encode())
-    write_atomic(out.with_suffix(".md"), markdown(cells).encode())
-
-
 def _known(out: Path | None) -> tuple[list[Cell], dict[str, Any]]:
     """Cells that ``out`` has, and what it says about them."""
     if out is None or not out.exists():
@@ -271,7 +264,8 @@ def main(argv: list[str] | None = None) -> int:
                     for cell in cells_of(job, folder, options, throttle, known):
                         cells.append(cell)
                         if options.out is not None:
-                            _write(options.out, cells, record)
+                            body = {"about": record.about(), **summary(cells)}
+                            write_result(options.out, body, markdown(cells))
     if not cells:
         print("no cell fits its budget")
         return 1

@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import argparse
 import csv
-import json
 import math
 import re
 import statistics
@@ -30,6 +29,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from benchmarks.record import Record
+from benchmarks.writing import write_result
 from planner.catalogue import named_machine
 from planner.model_spec import read_model
 from planner.offline import choose_dtype
@@ -268,10 +268,8 @@ def main() -> None:
     summary = summarize(table, {gpu: factor for gpu, (_, factor) in fits.items()})
     lines = markdown(table, summary)
     print("\n".join(lines))
-    RESULTS.mkdir(exist_ok=True)
     body = {"about": record.about(), **summary, "rows": table}
-    (RESULTS / "published.json").write_text(json.dumps(body, indent=1) + "\n")
-    (RESULTS / "published.md").write_text("\n".join(lines) + "\n")
+    write_result(RESULTS / "published.json", body, "\n".join(lines) + "\n")
 
 
 def summarize(table: list[dict[str, Any]], factors: dict[str, float]) -> dict[str, Any]:

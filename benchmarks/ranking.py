@@ -26,7 +26,6 @@ sys.path[:] = [one for one in sys.path if Path(one).resolve() != Path(__file__).
 sys.path.insert(0, str(ROOT))
 
 import argparse
-import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -36,9 +35,9 @@ from typing import Any
 from benchmarks.prediction import THROTTLES, Bench, Job, bench_of, grid, run_prompts
 from benchmarks.record import Record
 from benchmarks.throttle import throttled
+from benchmarks.writing import write_result
 from executor import Engine
 from planner.documents import Plan, Workload
-from planner.documents.base import write_atomic
 from planner.solve import make_plan
 from solvers.errors import MoeplanError
 from solvers.registry import BACK_ENDS, Feature, load
@@ -190,8 +189,7 @@ def main(argv: list[str] | None = None) -> int:
                 tau = cell["tau"]
                 said = "no two rates differ" if tau is None else f"tau {tau:.2f}"
                 print(f"{cell['checkpoint']}, {requests} requests: {said}", flush=True)
-                body = {"about": record.about(), "cells": cells}
-                write_atomic(options.out, (json.dumps(body, indent=1) + "\n").encode())
+                write_result(options.out, {"about": record.about(), "cells": cells})
     return 0
 
 

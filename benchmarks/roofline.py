@@ -27,6 +27,7 @@ from collections import defaultdict
 from typing import Any
 
 from benchmarks.record import Record
+from benchmarks.writing import write_result
 from planner.catalogue import Row, figure, named_machine, rows
 from planner.roofline import Efficiency, Roofline
 
@@ -166,8 +167,7 @@ def main() -> None:
         )
     print("operations held out: " + ", ".join(lines))
     fits = {name: dataclasses.asdict(one) for name, one in found.items()}
-    result = {"about": record.about(), "efficiencies": fits, "held_out": lines}
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(RESULT, {"about": record.about(), "efficiencies": fits, "held_out": lines})
     if asked.write:
         body = {name: dataclasses.asdict(one) for name, one in found.items()}
         for one in body.values():

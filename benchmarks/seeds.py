@@ -42,10 +42,10 @@ from benchmarks.prediction import QUICK
 from benchmarks.record import Record
 from benchmarks.seeds_table import markdown
 from benchmarks.throttle import throttled
+from benchmarks.writing import write_result
 from executor import pack
 from executor.synth import write_synthetic
 from planner.documents import Workload
-from planner.documents.base import write_atomic
 from planner.placement import scenes_of
 from planner.profiles import Profile, load_profile
 from planner.routing_sources import trace_source
@@ -254,13 +254,6 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def write(out: Path, body: Row) -> None:
-    """Results for machines and for people."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(out, (json.dumps(body, indent=1) + "\n").encode())
-    write_atomic(out.with_suffix(".md"), markdown(body).encode())
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run experiments, and write what they found after each."""
     options = _options(argv)
@@ -290,7 +283,7 @@ def main(argv: list[str] | None = None) -> int:
             "rows": rows,
         }
         body["about"] = record.about()
-        write(options.out, body)
+        write_result(options.out, body, markdown(body))
         print(f"# {name}: {len(rows)} rows in {minutes:.1f} minutes", flush=True)
     print(markdown(body))
     return 0

@@ -43,6 +43,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.record import Record
+from benchmarks.writing import write_result
 from moeplan.client import Client
 from moeplan.service.store import Store
 from planner.catalogue import load_machine
@@ -388,7 +389,7 @@ def _keep(out: Path, part: str, record: Record, figures: dict[str, Any]) -> None
     about = record.about()
     body["about"] = about
     body[part] = {"about": about, **figures}
-    out.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+    write_result(out, body)
 
 
 def main() -> int:

@@ -49,6 +49,7 @@ import numpy.typing as npt
 
 from benchmarks.record import Record
 from benchmarks.solver_cells import Cell, build, grid, small
+from benchmarks.writing import write_result
 from solvers.checker import check_proofs, check_schedule
 from solvers.joint import solve_joint
 from solvers.outcome import Stop
@@ -210,9 +211,7 @@ def write(
     folder: Path, rows: list[dict[str, Any]], text: list[str], settings: str, record: Record
 ) -> None:
     """Results for people and for machines."""
-    folder.mkdir(parents=True, exist_ok=True)
     body = {"about": record.about(), "settings": settings, "summary": text, "rows": rows}
-    (folder / "solvers.json").write_text(json.dumps(body, indent=1) + "\n")
     table = [_COLUMNS, ("---",) * len(_COLUMNS), *(line(row) for row in rows)]
     lines = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
     notes = "\n".join(f"- {entry}" for entry in text)
@@ -221,9 +220,8 @@ def write(
     kinds = "\n".join(
         f"- {label}" for label in sorted({f"{r['source']}: {r['label']}" for r in rows})
     )
-    (folder / "solvers.md").write_text(
-        f"# Solvers against bounds\n\n{settings}\n\n{notes}\n\n{kinds}\n\n{lines}\n"
-    )
+    page = f"# Solvers against bounds\n\n{settings}\n\n{notes}\n\n{kinds}\n\n{lines}\n"
+    write_result(folder / "solvers.json", body, page)
 
 
 def main() -> None:

@@ -34,6 +34,7 @@ import psutil
 import sqlalchemy as sa
 
 from benchmarks.record import Record
+from benchmarks.writing import write_result
 from moeplan.service.store import Store
 from moeplan.service.store.tables import documents, jobs
 
@@ -190,8 +191,7 @@ def main() -> int:
     }
     for key, value in figures.items():
         print(f"{key:31} {value}")
-    body = {"about": record.about(), **figures}
-    options.out.write_text(json.dumps(body, indent=1) + "\n")
+    write_result(options.out, {"about": record.about(), **figures})
     return 0 if same and not ray.left_running else 1
 
 
