@@ -51,7 +51,7 @@ class Answers:
         self._bytes = 0
 
     async def of(self, request: Request, make: Callable[[], Awaitable[Response]]) -> Response:
-        """The answer to a GET.
+        """The answer to a GET, or that it is as the asker has it (304).
 
         Parameters
         ----------
@@ -67,14 +67,14 @@ class Answers:
         if answer is None or answer.version not in (None, version):
             response = await make()
             self._keep(address, response, version)
-            return response
-        self._kept.move_to_end(address)
-        headers = answer.response.headers
-        tag = headers.get("etag")
+        else:
+            response = answer.response
+            self._kept.move_to_end(address)
+        tag = response.headers.get("etag")
         if tag is not None and tag in request.headers.get("if-none-match", ""):
-            same = {"ETag": tag, "Cache-Control": headers["cache-control"]}
+            same = {"ETag": tag, "Cache-Control": response.headers["cache-control"]}
             return Response(status_code=304, headers=same)
-        return answer.response
+        return response
 
     def _keep(self, address: str, response: Response, version: int | None) -> None:
         lasting = "immutable" in response.headers.get("cache-control", "")

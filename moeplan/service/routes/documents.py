@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body
-from starlette.requests import Request
 from starlette.responses import Response
 
 from moeplan.commands.look import document_schema
@@ -164,10 +163,10 @@ def _listing(kind: str) -> None:
     ) -> DocumentList:
         return DocumentList.of(service.store, kind, limit=limit, after=after, search=search)
 
-    def got(request: Request, service: Context, digest: Digest) -> Response:
+    def got(service: Context, digest: Digest) -> Response:
         data = found(service.store.documents.get(kind, digest), f"{kind} {digest}")
         data = _sealed(data, digest) if kind == Trace.kind else data
-        return unchanging(request, data, digest, "application/json")
+        return unchanging(data, digest, "application/json")
 
     listed.__name__, got.__name__ = f"list_{path}", f"get_{path}"
     router.get(f"/v1/{path}", summary=f"List {words}, the newest first")(listed)
@@ -198,10 +197,10 @@ for _kind in COLLECTIONS:
     response_class=Response,
     responses=_JSON,
 )
-def get_plan(request: Request, service: Context, digest: Digest) -> Response:
+def get_plan(service: Context, digest: Digest) -> Response:
     """The sealed document, which 'moeplan run' and 'moeplan show' take."""
     data = found(service.store.documents.get("plan", digest), f"plan {digest}")
-    return unchanging(request, _sealed(data, digest), digest, "application/json")
+    return unchanging(_sealed(data, digest), digest, "application/json")
 
 
 @router.get(
@@ -218,9 +217,9 @@ def get_plan(request: Request, service: Context, digest: Digest) -> Response:
         304: {"description": "As it was."},
     },
 )
-def get_arrays(request: Request, service: Context, digest: Digest) -> Response:
+def get_arrays(service: Context, digest: Digest) -> Response:
     """What 'routing.npz' holds."""
     what = f"arrays of routing {digest}"
     trace = found(kept_document(service.store, RoutingTrace, digest), what)
     data = found(service.store.documents.blob(trace.arrays_hash), what)
-    return unchanging(request, data, trace.arrays_hash, "application/octet-stream")
+    return unchanging(data, trace.arrays_hash, "application/octet-stream")

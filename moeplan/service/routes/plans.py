@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body
 from pydantic import BaseModel, Field
-from starlette.requests import Request
 from starlette.responses import Response
 
 from moeplan.service.requests import (
@@ -174,9 +173,9 @@ def ask_explanation(
         304: {"description": "As it was."},
     },
 )
-def get_timeline(request: Request, service: Context, digest: Digest) -> Response:
+def get_timeline(service: Context, digest: Digest) -> Response:
     """Events of the predicted passes, times in ns."""
     plan = found(service.store.documents.get("plan", digest), f"plan {digest}")
     body = json.loads(plan)["predicted"]
     data = json.dumps({name: body[name] for name in TimelineView.model_fields}).encode()
-    return unchanging(request, data, digest, "application/json")
+    return unchanging(data, digest, "application/json")

@@ -55,6 +55,20 @@ def test_what_has_not_changed_is_not_looked_up_again(
     assert client.get(f"/v1/hardware/{digest}").content == document.content
 
 
+def test_what_was_asked_for_with_its_tag_is_kept_whole(
+    app_client: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = app_client()
+    store = client.app.state.service.store  # type: ignore[attr-defined]
+    ((digest, _),) = store.documents.put([entry("a")])
+    tag = {"If-None-Match": f'"{digest}"'}
+    same = client.get(f"/v1/hardware/{digest}", headers=tag)
+    assert (same.status_code, same.content, same.headers["etag"]) == (304, b"", f'"{digest}"')
+    assert "immutable" in same.headers["cache-control"]
+    monkeypatch.setattr(store, "documents", None)
+    assert client.get(f"/v1/hardware/{digest}").json()["name"] == "a"
+
+
 def test_a_job_is_told_as_it_is(
     app_client: Clients, tmp_path: Path, upload: Any, plan_request: Callable[..., Any]
 ) -> None:
