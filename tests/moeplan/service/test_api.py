@@ -322,6 +322,8 @@ def test_methods_are_those_of_all_routes_of_a_path(client: TestClient) -> None:
     for path in ("/v1/plans", "/v1/traces"):
         answer = client.put(path)
         assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, POST")
+    answer = client.post("/openapi.json")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
     # a stream has no end: its head is refused, and not offered
     for path in ("/jobs/events", f"/v1/jobs/{'0' * 64}/events"):
         answer = client.head(path)
