@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.record import machine_words
+
 __all__ = ["markdown"]
 
 Document = dict[str, Any]
@@ -46,11 +48,9 @@ def _bubbles(one: Document) -> str:
 
 def markdown(body: Document) -> str:
     """The page."""
-    machine = body["about"]["machine"]
     parts = [
         "# moeplan against peers: tokens/s\n\n"
-        f"{machine['processor']}, {machine['cores']} cores, "
-        f"{machine['memory_bytes'] / 2**30:.0f} GiB, {machine['system']}. Prompts of "
+        f"{machine_words(body['about']['machine'])}. Prompts of "
         f"{body['prompt_tokens']} tokens. One process for each run, cold caches; the cap holds the "
         "process and its page cache. *In all* has prefill in it; loading stands apart. *Over "
         "limit*: decode time over the larger of a clairvoyant's bytes at the disk's own speed and "

@@ -39,7 +39,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.capped import Limits, run_capped
-from benchmarks.record import Record
+from benchmarks.record import Record, machine_words
 from benchmarks.writing import write_result
 from executor.caps import PROCESS_BYTES
 from planner.documents import Plan, Workload, load_document, write_document
@@ -248,7 +248,7 @@ def judged(document: Document) -> Document:
 
 def markdown(result: Document) -> str:
     """A page of the same."""
-    machine, plan, found = result["machine"], result["plan"], result["judged"]
+    plan, found = result["plan"], result["judged"]
     speed, memory = found["tokens_per_second"], found["own_mib"]
 
     def change(one: Document, unit: str) -> str:
@@ -279,8 +279,7 @@ def markdown(result: Document) -> str:
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
     return (
         "# Mixed requests for a long time\n\n"
-        f"{machine['processor']}, {machine['cores']} cores, "
-        f"{machine['memory_bytes'] / 2**30:.0f} GiB, {machine['system']}. Seed {result['seed']}. "
+        f"{machine_words(result['about']['machine'])}. Seed {result['seed']}. "
         f"Random weights of {result['weights_bytes'] / MIB:.0f} MiB within "
         f"{plan['budget_bytes'] / MIB:.0f} MiB; {plan['requests']} requests at most, in groups of "
         f"{plan['n_batches']} x {plan['batch_size']}; {result['requests_in_a_cycle']} requests a "
@@ -346,10 +345,8 @@ def main(argv: list[str] | None = None) -> int:
     ended = run_capped([*command, "--carry-out", str(out)], out, limits, work)
     if ended.document is None:
         raise RunError(f"the run failed: {ended.reason}")
-    about = record.about()
     result = {
-        "about": about,
-        "machine": about["machine"],
+        "about": record.about(),
         "seed": options.seed,
         "minutes": options.minutes,
         "weights_bytes": sum(one.stat().st_size for one in checkpoint.glob("*.safetensors")),

@@ -18,7 +18,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-__all__ = ["QUIET_CORES", "Record", "busy_seconds", "children_seconds", "machine_facts"]
+__all__ = [
+    "QUIET_CORES",
+    "Record",
+    "busy_seconds",
+    "children_seconds",
+    "machine_facts",
+    "machine_words",
+]
 
 QUIET_CORES = 0.15
 """A machine is called quiet when everything else on it took fewer cores than this."""
@@ -36,6 +43,14 @@ def machine_facts() -> dict[str, Any]:
         "python": platform.python_version(),
         **({} if torch is None else {"torch": torch.__version__}),
     }
+
+
+def machine_words(facts: Mapping[str, Any]) -> str:
+    """What ``machine_facts`` says of the hardware and its system, as a page begins."""
+    return (
+        f"{facts['processor']}, {facts['cores']} cores, "
+        f"{facts['memory_bytes'] / 2**30:.0f} GiB, {facts['system']}"
+    )
 
 
 def _processor() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from benchmarks.record import machine_words
 from planner.placement import METHODS
 
 __all__ = ["markdown"]
@@ -115,12 +116,7 @@ _SWEEPS = _Table(
 
 def markdown(body: Row) -> str:
     """All experiments that there are."""
-    machine = body["about"]["machine"]
-    parts = [
-        "# The seeds' experiments\n\n"
-        f"{machine['processor']}, {machine['cores']} cores, "
-        f"{machine['memory_bytes'] / 2**30:.0f} GiB, {machine['system']}.\n"
-    ]
+    parts = [f"# The seeds' experiments\n\n{machine_words(body['about']['machine'])}.\n"]
     for name, table in _TABLES.items():
         found = body["experiments"].get(name)
         if found is not None:

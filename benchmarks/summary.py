@@ -8,9 +8,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.record import machine_facts
+from benchmarks.record import machine_facts, machine_words
 
-__all__ = ["Cell", "machine_facts", "markdown", "summary"]
+__all__ = ["Cell", "markdown", "summary"]
 
 _LEAST_SHARE = 0.02
 """A kind that takes less of a run than this says nothing about a cell."""
@@ -106,14 +106,12 @@ def summary(cells: list[Cell]) -> dict[str, Any]:
             name: {"cells": len(found), "median_error": statistics.median(found)}
             for name, found in sorted(kinds.items())
         },
-        "machine": machine_facts(),
     }
 
 
 def markdown(cells: list[Cell]) -> str:
     """A page of the same."""
     found = summary(cells)
-    machine = found["machine"]
     columns = Cell.heading().count("|") + 1
     kinds = "\n".join(
         f"| {name} | {one['cells']} | {one['median_error']:+.1%} |"
@@ -122,8 +120,7 @@ def markdown(cells: list[Cell]) -> str:
     rows = "\n".join(f"| {cell.row()} |" for cell in cells)
     return (
         "# Predicted against measured tokens/s\n\n"
-        f"{machine['processor']}, {machine['cores']} cores, "
-        f"{machine['memory_bytes'] / 2**30:.0f} GiB, {machine['system']}. "
+        f"{machine_words(machine_facts())}. "
         f"{len(cells)} cells: median error {found['median_abs_error']:.1%}, worst "
         f"{found['worst_abs_error']:.1%}; {found['coverage']:.0%} of runs inside their 90% "
         "interval. Errors are (measured - predicted) / predicted, of the median run; drift is a "
