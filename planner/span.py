@@ -1,4 +1,4 @@
-"""Attention to the first tokens of a sequence and to its last ones: where it may be asked for.
+"""Tokens of a sequence that attention sees: all, or its first and last where that may be asked.
 
 Positions stay those of the whole sequence, for rotary embeddings, too. Keys and values of tokens
 that no later token sees are not kept.
@@ -7,10 +7,23 @@ that no later token sees are not kept.
 from __future__ import annotations
 
 from planner.documents import ModelSpec, Workload
-from planner.memory import context_tokens, kept_tokens
 from solvers.errors import OptionError, UnsupportedError
 
-__all__ = ["check_span", "seen_tokens"]
+__all__ = ["check_span", "context_tokens", "kept_tokens", "seen_tokens"]
+
+
+def context_tokens(workload: Workload) -> int:
+    """Tokens of one sequence at its longest."""
+    return workload.prompt_tokens + workload.new_tokens
+
+
+def kept_tokens(workload: Workload) -> int:
+    """KV positions that one sequence needs at its longest: all, or its first tokens and as many of
+    the last as attention sees."""
+    context = context_tokens(workload)
+    if workload.attention_window is None:
+        return context
+    return min((workload.attention_sinks or 0) + workload.attention_window, context)
 
 
 def seen_tokens(workload: Workload, context: int) -> int:
