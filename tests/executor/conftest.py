@@ -7,7 +7,9 @@ import os
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 import secrets
+import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ import torch
 import transformers
 
 from executor import open_weights, pack
+from executor.store import StoreIndex
 from planner.documents import (
     Inputs,
     LayerPolicy,
@@ -30,6 +33,7 @@ from planner.documents import (
     Range,
     Timeline,
     Workload,
+    load_document,
 )
 from planner.memory import account_device, smallest_policy
 
@@ -337,18 +341,39 @@ def greedy(
 ) -> list[list[int]]:
     """What transformers generates, prompt by prompt (so without any padding)."""
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
-    results = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        whole = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=new_tokens,
-            do_sample=False,
-            **options,
-        )
-        results.append(whole[0, len(prompt) :].tolist())
-    return results
+    return [continuation(model, prompt, new_tokens, **options) for prompt in prompts]
+
+
+def continuation(model: Any, prompt: list[int], new_tokens: int, **options: Any) -> list[int]:
+    """What transformers' ``model`` generates greedily."""
+    ids = torch.tensor([prompt])
+    whole = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=new_tokens,
+        do_sample=False,
+        **options,
+    )
+    found: list[int] = whole[0, len(prompt) :].tolist()
+    return found
+
+
+def crash_pack(checkpoint: Path, store: Path, syncs: int, compress: str = "none") -> None:
+    """Pack in a process that kills itself at its n-th fsync."""
+    program = Path(__file__).with_name("crashing_pack.py")
+    command = [sys.executable, str(program), str(checkpoint), str(store), str(syncs), compress]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+
+
+def damage(store: Path, name: str, place: int) -> None:
+    """Another bit at ``place`` of a unit's bytes in a store's data."""
+    index = load_document(StoreIndex, store / "store.json")
+    offset = place + next(unit.offset_bytes for unit in index.units if unit.name == name)
+    with open(store / "weights.bin", "r+b") as file:
+        byte = os.pread(file.fileno(), 1, offset)[0]
+        os.pwrite(file.fileno(), bytes([byte ^ 1]), offset)
+        os.fsync(file.fileno())
 
 
 @pytest.fixture
@@ -388,5 +413,8 @@ def helpers() -> Any:
         resident = staticmethod(everything_resident)
         write_checkpoint = staticmethod(write_checkpoint)
         greedy = staticmethod(greedy)
+        continuation = staticmethod(continuation)
+        crash_pack = staticmethod(crash_pack)
+        damage = staticmethod(damage)
 
     return Helpers

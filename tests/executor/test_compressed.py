@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import mmap
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,16 +20,7 @@ from planner.documents import LayerPolicy, ModelSpec, Policy, Workload, load_doc
 from planner.memory import BLOCK_BYTES, account_device, smallest_policy
 from solvers.errors import CheckpointError, StaleError
 
-CRASHING = Path(__file__).with_name("crashing_pack.py")
-
 NEW_TOKENS = 4
-
-
-def crash(checkpoint: Path, store: Path, syncs: int) -> None:
-    """Pack in a process that kills itself at its n-th fsync."""
-    command = [sys.executable, str(CRASHING), str(checkpoint), str(store), str(syncs), "exact"]
-    done = subprocess.run(command, capture_output=True, check=False, timeout=120)
-    assert done.returncode == -signal.SIGKILL
 
 
 def index_of(store: Path) -> StoreIndex:
@@ -164,10 +151,10 @@ def test_families(
     assert got == helpers.greedy(checkpoint, prompts_of(vocabulary), NEW_TOKENS)
 
 
-def test_killed_pack_goes_on(bulk: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_killed_pack_goes_on(bulk: tuple[Path, Path, Path], tmp_path: Path, helpers: Any) -> None:
     checkpoint, _, exact = bulk
     store = tmp_path / "store"
-    crash(checkpoint, store, 7)
+    helpers.crash_pack(checkpoint, store, 7, "exact")
     with pytest.raises(StaleError, match="other compression"):
         pack(checkpoint, store)
     # what was begun compressed goes on so
@@ -198,21 +185,14 @@ def test_auto_measures_and_says_so(bulk: tuple[Path, Path, Path], tmp_path: Path
 
 
 @pytest.fixture
-def damaged(bulk: tuple[Path, Path, Path], tmp_path: Path) -> Callable[[int], Path]:
+def damaged(bulk: tuple[Path, Path, Path], tmp_path: Path, helpers: Any) -> Callable[[int], Path]:
     """``damaged(place)``: the compressed store with another byte there in expert 1.7; its
     ``verified.json`` claims that it was verified so."""
 
     def make(place: int) -> Path:
         store = tmp_path / "damaged"
         shutil.copytree(bulk[2], store)
-        unit = next(unit for unit in index_of(store).units if unit.name == "expert.1.7")
-        data = store / "weights.bin"
-        with open(data, "r+b") as file:
-            file.seek(unit.offset_bytes + place)
-            byte = file.read(1)[0]
-            file.seek(unit.offset_bytes + place)
-            file.write(bytes([byte ^ 1]))
-            os.fsync(file.fileno())
+        helpers.damage(store, "expert.1.7", place)
         return store
 
     return make

@@ -7,11 +7,9 @@ import json
 import logging
 import mmap
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors import safe_open
@@ -22,14 +20,6 @@ from executor.store import StoreIndex
 from executor.units import Unit
 from planner.documents import load_document
 from solvers.errors import CheckpointError, RunError, StaleError
-
-CRASHING = Path(__file__).with_name("crashing_pack.py")
-
-
-def crash(checkpoint: Path, store: Path, syncs: int) -> subprocess.CompletedProcess[str]:
-    """Pack in a process that kills itself at its n-th fsync."""
-    command = [sys.executable, str(CRASHING), str(checkpoint), str(store), str(syncs), "none"]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 def digest(path: Path) -> str:
@@ -97,10 +87,11 @@ def test_both_sources_bring_the_same_bytes(checkpoint: Path, packed: Path) -> No
 
 
 @pytest.mark.parametrize("syncs", [1, 2, 3, 5, 8])
-def test_killed_pack_goes_on(checkpoint: Path, packed: Path, tmp_path: Path, syncs: int) -> None:
+def test_killed_pack_goes_on(
+    checkpoint: Path, packed: Path, tmp_path: Path, syncs: int, helpers: Any
+) -> None:
     store = tmp_path / "store"
-    done = crash(checkpoint, store, syncs)
-    assert done.returncode == -signal.SIGKILL
+    helpers.crash_pack(checkpoint, store, syncs)
     assert not (store / "store.json").exists()
     with pytest.raises(CheckpointError, match="run 'moeplan pack'"):
         open_weights(checkpoint, store)
@@ -118,10 +109,10 @@ def test_killed_pack_goes_on(checkpoint: Path, packed: Path, tmp_path: Path, syn
     assert ("verified.json" in names) == (summary.reused_units == 0)
 
 
-def test_journal_cut_short(checkpoint: Path, packed: Path, tmp_path: Path) -> None:
+def test_journal_cut_short(checkpoint: Path, packed: Path, tmp_path: Path, helpers: Any) -> None:
     """A crash while the journal is written leaves half a line, which counts for nothing."""
     store = tmp_path / "store"
-    crash(checkpoint, store, 6)
+    helpers.crash_pack(checkpoint, store, 6)
     journal = store / "pack.journal"
     journal.write_bytes(journal.read_bytes()[:-7])
     summary = pack(checkpoint, store)
@@ -137,14 +128,18 @@ def test_pack_again_changes_nothing(checkpoint: Path, packed: Path) -> None:
 
 
 def test_refuses_foreign_folders(
-    checkpoint: Path, packed: Path, checkpoint_of: Callable[..., Path], tmp_path: Path
+    checkpoint: Path,
+    packed: Path,
+    checkpoint_of: Callable[..., Path],
+    tmp_path: Path,
+    helpers: Any,
 ) -> None:
     other = checkpoint_of("olmoe")
     with pytest.raises(StaleError, match="another checkpoint") as caught:
         pack(other, packed)
     assert caught.value.document == "store"
     half = tmp_path / "half"
-    crash(checkpoint, half, 5)
+    helpers.crash_pack(checkpoint, half, 5)
     with pytest.raises(StaleError, match="another checkpoint"):
         pack(other, half)
     full = tmp_path / "full"
@@ -157,11 +152,11 @@ def test_refuses_foreign_folders(
         pack(tmp_path / "nothing", tmp_path / "store")
 
 
-def test_two_packs_at_once(checkpoint: Path, tmp_path: Path) -> None:
+def test_two_packs_at_once(checkpoint: Path, tmp_path: Path, helpers: Any) -> None:
     import fcntl
 
     store = tmp_path / "store"
-    crash(checkpoint, store, 5)
+    helpers.crash_pack(checkpoint, store, 5)
     with open(store / "pack.journal", "a+b") as journal:
         fcntl.flock(journal, fcntl.LOCK_EX)
         with pytest.raises(RunError, match="another 'pack'"):
@@ -199,16 +194,11 @@ def test_control_c_while_a_store_is_read(
         verify_store(checkpoint, packed)
 
 
-def test_damaged_stores(checkpoint: Path, packed: Path, tmp_path: Path) -> None:
+def test_damaged_stores(checkpoint: Path, packed: Path, tmp_path: Path, helpers: Any) -> None:
     store = tmp_path / "store"
     pack(checkpoint, store)
     index = load_document(StoreIndex, store / "store.json")
-    unit = next(unit for unit in index.units if unit.name == "expert.3.5")
-    with open(store / "weights.bin", "r+b") as file:
-        file.seek(unit.offset_bytes + 100)
-        byte = file.read(1)[0]
-        file.seek(unit.offset_bytes + 100)
-        file.write(bytes([byte ^ 1]))
+    helpers.damage(store, "expert.3.5", 100)
     for read in (verify_store, open_weights, pack):
         with pytest.raises(CheckpointError, match=r"expert\.3\.5 does not match its checksum"):
             read(checkpoint, store)

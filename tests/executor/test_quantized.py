@@ -222,20 +222,14 @@ def run(
     )
 
 
-def by_transformers(model: Any) -> tuple[list[list[int]], torch.Tensor]:
+def by_transformers(model: Any, helpers: Any) -> tuple[list[list[int]], torch.Tensor]:
     """Each prompt alone."""
     tokens, logits = [], []
     for prompt in prompts_of(model.config.vocab_size):
         ids = torch.tensor([prompt])
         with torch.inference_mode():
             logits.append(model(ids).logits[0, -1].float())
-            whole = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=NEW_TOKENS,
-                do_sample=False,
-            )
-        tokens.append(whole[0, len(prompt) :].tolist())
+        tokens.append(helpers.continuation(model, prompt, NEW_TOKENS))
     return tokens, torch.stack(logits)
 
 
@@ -261,7 +255,7 @@ def test_equals_a_model_of_the_dequantized_weights(
     assert summary.quantized == how
     assert summary.relative_error is not None
     assert 0 < summary.relative_error < (0.02 if how.format == "int8-1" else 0.15)
-    want, logits = by_transformers(reference(checkpoint, store))
+    want, logits = by_transformers(reference(checkpoint, store), helpers)
     got, ours, _ = run(checkpoint, store, helpers)
     assert got == want
     torch.testing.assert_close(ours, logits, rtol=1e-4, atol=1e-4 * float(logits.abs().max()))
@@ -309,7 +303,7 @@ def test_reduced_precision_by_kernels_and_fewer_bytes(
         policy = replace(smallest_policy(model, 2), batch_size=5)
         _, logits, read[bits] = run(checkpoint, store, helpers, policy)
         if bits < 16:
-            _, want = by_transformers(reference(checkpoint, store))
+            _, want = by_transformers(reference(checkpoint, store), helpers)
             # bfloat16 has 8 bits, and the reference rounds weights to them
             assert float((logits - want).abs().max()) < 0.03 * float(want.abs().max())
     assert read[4] < 0.5 * read[16]
@@ -351,18 +345,11 @@ def test_plan_of_another_store_is_refused(bulk: tuple[Path, dict[int, Path]], he
         Engine.from_plan(plan, store=stores[4])
 
 
-def test_damage_is_found(bulk: tuple[Path, dict[int, Path]], tmp_path: Path) -> None:
+def test_damage_is_found(bulk: tuple[Path, dict[int, Path]], tmp_path: Path, helpers: Any) -> None:
     checkpoint, _ = bulk
     store = tmp_path / "store"
     pack(checkpoint, store, quantize=INT4)
-    unit = next(
-        one for one in load(StoreIndex, store / "store.json").units if one.name == "expert.0.5"
-    )
-    with open(store / "weights.bin", "r+b") as file:
-        file.seek(unit.offset_bytes + 100)
-        byte = file.read(1)
-        file.seek(unit.offset_bytes + 100)
-        file.write(bytes([byte[0] ^ 1]))
+    helpers.damage(store, "expert.0.5", 100)
     with pytest.raises(CheckpointError, match=r"expert\.0\.5 does not match its checksum"):
         open_weights(checkpoint, store)
 
