@@ -9,7 +9,7 @@ a multiple of 64 bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -127,13 +127,16 @@ def _quantized(
     own, width = _STORED[model.dtype], model.dtype_bytes
     shapes = expert_matrices(model, layer)
     for role, (rows, columns) in zip(("gate_up", "down"), shapes, strict=True):
-        group = group_of(how, columns)
-        if not group or (rows % 2 and how.format == "int4-1"):
+        group, fault = group_of(how, columns), None
+        if not group:
+            size = "" if how.group is None else f" of {how.group}"
+            fault = f"its {columns} columns cannot be cut into groups{size}"
+        elif rows % 2 and how.format == "int4-1":
+            fault = "odd rows"
+        if fault is not None:
             raise UnsupportedError(
                 f"{model.name}: {role} of layer {layer.index}'s experts is {rows} x {columns}: "
-                + (f"its {columns} columns cannot be cut into groups" if not group else "odd rows")
-                + (f" of {how.group}" if how.group is not None and not group else "")
-                + f", so it cannot be stored in {how.format}"
+                f"{fault}, so it cannot be stored in {how.format}"
             )
         if how.format == "int8-1":
             tensors.append((f"{role}.values", "I8", (rows, columns)))
@@ -146,13 +149,11 @@ def _quantized(
         (f"{role}.bias", place.dtype, place.shape)
         for role, place in zip(("gate_up", "down"), biases, strict=False)
     ]
-    places, offset = [], 0
-    for role, dtype, shape in tensors:
-        offset = -(-offset // TENSOR_ALIGNMENT_BYTES) * TENSOR_ALIGNMENT_BYTES
-        size = prod(shape) * (width if dtype == own else 1)
-        places.append(Place(role, dtype, shape, offset, size))
-        offset += size
-    return UnitLayout(unit.name, offset, tuple(places), unit.sources)
+    sized = (
+        (role, dtype, shape, prod(shape) * (width if dtype == own else 1))
+        for role, dtype, shape in tensors
+    )
+    return _placed(unit.name, sized, TENSOR_ALIGNMENT_BYTES, unit.sources)
 
 
 def _entries(checkpoint: Checkpoint) -> Iterator[TensorEntry]:
@@ -164,10 +165,20 @@ def _entries(checkpoint: Checkpoint) -> Iterator[TensorEntry]:
 
 
 def _unit(name: str, entries: Sequence[TensorEntry], alignment: int) -> UnitLayout:
-    places = []
-    offset = 0
-    for entry in entries:
+    sized = ((entry.role, entry.dtype, tuple(entry.shape), entry.size_bytes) for entry in entries)
+    return _placed(name, sized, alignment, tuple(entries))
+
+
+def _placed(
+    name: str,
+    tensors: Iterable[tuple[str, str, tuple[int, ...], int]],
+    alignment: int,
+    sources: tuple[TensorEntry, ...],
+) -> UnitLayout:
+    """Tensors (role, type, shape, bytes) one behind the other, each at a multiple."""
+    places, offset = [], 0
+    for role, dtype, shape, size_bytes in tensors:
         offset = -(-offset // alignment) * alignment
-        places.append(Place(entry.role, entry.dtype, tuple(entry.shape), offset, entry.size_bytes))
-        offset += entry.size_bytes
-    return UnitLayout(name, offset, tuple(places), tuple(entries))
+        places.append(Place(role, dtype, shape, offset, size_bytes))
+        offset += size_bytes
+    return UnitLayout(name, offset, tuple(places), sources)
