@@ -56,19 +56,12 @@ def _series(
     for row in rows:
         if row.get(x) is not None and row.get(y) is not None:
             groups.setdefault(str(row[by]), []).append(row)
-    return tuple(
-        Series(
-            name,
-            tuple(one[x] for one in sorted(own, key=lambda one: one[x])),
-            tuple(one[y] for one in sorted(own, key=lambda one: one[x])),
-            *(
-                tuple(one[key] for one in sorted(own, key=lambda one: one[x]))
-                for key in (low, high)
-                if key
-            ),
-        )
-        for name, own in groups.items()
-    )
+    found = []
+    for name, own in groups.items():
+        own.sort(key=lambda one: one[x])
+        values = (tuple(one[key] for one in own) for key in (x, y, low, high) if key)
+        found.append(Series(name, *values))
+    return tuple(found)
 
 
 def demo(document: Document) -> Drawn:
