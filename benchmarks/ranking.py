@@ -86,11 +86,11 @@ def ranked(bench: Bench, memory_bytes: int, workload: Workload, names: list[str]
             rates[name].append(_rate(bench, plan, prompts))
         print(f"#   round {turn + 1} of {bench.runs}", flush=True)
     rows = [_row(name, plan, rates[name]) for name, plan in different.items()]
-    pairs = [
-        (a["predicted"] - b["predicted"], a["median"] - b["median"], _apart(a, b))
+    clear = [
+        (a["predicted"] - b["predicted"], a["median"] - b["median"])
         for a, b in combinations(rows, 2)
+        if _apart(a, b)
     ]
-    clear = [(x, y) for x, y, apart in pairs if apart]
     same = [
         {"solver": name, "same_plan_as": first[repr(plan.policy)]}
         for name, plan in plans.items()
@@ -103,8 +103,8 @@ def ranked(bench: Bench, memory_bytes: int, workload: Workload, names: list[str]
         "requests": workload.requests,
         "prompt_tokens": workload.prompt_tokens,
         "new_tokens": workload.new_tokens,
-        "pairs": len(pairs),
-        "tau": tau_of([(x, y) for x, y, _ in pairs]),
+        "pairs": math.comb(len(rows), 2),
+        "tau": kendall_tau([(row["predicted"], row["median"]) for row in rows]),
         "pairs_told_apart": len(clear),
         "tau_told_apart": tau_of(clear),
         "rows": sorted(rows, key=lambda row: -row["predicted"]) + same,
