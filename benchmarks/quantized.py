@@ -41,9 +41,8 @@ from benchmarks.record import Record
 from executor import open_weights, pack
 from executor.adapters import ExpertWeights
 from executor.caps import PROCESS_BYTES
-from executor.device import STORED
+from executor.device import STORED, quantized_expert
 from executor.direct import Pacer, ReadBuffer
-from executor.quantizing import quantized_expert
 from executor.units import Unit
 from planner.documents import QuantizedExperts
 from planner.documents.base import write_atomic

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
@@ -14,12 +14,12 @@ from executor.layout import Place
 from executor.ledger import Ledger
 from executor.memory import Backend, CpuBackend, Lane, Region
 from executor.operations import Operations
-from executor.quantizing import quantized_expert
+from executor.quantized import QuantizedMatrix
 from executor.schedule import Chunk
 from executor.source import WeightSource
 from executor.state import GroupState
 from executor.units import Unit, Units, head_tile_span, model_units
-from planner.documents import Policy, Workload
+from planner.documents import LayerSpec, ModelSpec, Policy, Workload
 from planner.memory import (
     PURPOSES,
     account_device,
@@ -30,9 +30,10 @@ from planner.memory import (
     read_buffer_bytes,
     slot_bytes,
 )
+from planner.quantized import expert_matrices, group_of
 from solvers.errors import UnsupportedError
 
-__all__ = ["DTYPES", "Device"]
+__all__ = ["DTYPES", "Device", "quantized_expert"]
 
 DTYPES = {
     "float32": torch.float32,
@@ -242,18 +243,20 @@ class Device:
         """An expert's matrices in its slot (None: resident)."""
         key = (unit, slot)
         weights = self._experts.get(key)
-        if weights is None and self.adapter.model.quantized is not None:
-            tensors = self._tensors(self.source.places(unit), self._offset(unit, slot))
-            model = self.adapter.model
-            weights = quantized_expert(model, model.layers[unit.stage], tensors)
-            self._experts[key] = weights
-        elif weights is None:
-            values = self.units.sizes[unit] // self.dtype.itemsize
-            weights = self._experts[key] = self.adapter.expert_weights(
-                self._arena.tensor(self._offset(unit, slot), (values,), self.dtype),
-                {place.role: place.shape for place in self.source.places(unit)},
-            )
+        if weights is None:
+            weights = self._experts[key] = self._expert_at(unit, self._offset(unit, slot))
         return weights
+
+    def _expert_at(self, unit: Unit, offset: int) -> ExpertWeights:
+        places, model = self.source.places(unit), self.adapter.model
+        if model.quantized is not None:
+            tensors = self._tensors(places, offset)
+            return quantized_expert(model, model.layers[unit.stage], tensors)
+        values = self.units.sizes[unit] // self.dtype.itemsize
+        return self.adapter.expert_weights(
+            self._arena.tensor(offset, (values,), self.dtype),
+            {place.role: place.shape for place in places},
+        )
 
     def _tensors(self, places: Iterable[Place], offset: int) -> dict[str, torch.Tensor]:
         """Tensors of a unit that lies at ``offset``."""
@@ -271,3 +274,25 @@ class Device:
         return self._arena.tensor(
             self._offset(unit, slot), (stop - start, model.hidden_size), self.dtype
         )
+
+
+def quantized_expert(
+    model: ModelSpec, layer: LayerSpec, tensors: Mapping[str, torch.Tensor]
+) -> ExpertWeights:
+    """An expert out of its unit's tensors by role."""
+    how = model.quantized
+    if how is None:
+        raise ValueError("the model's experts are not quantized")
+    gate_up, down = (
+        QuantizedMatrix(
+            tensors[f"{role}.values"],
+            tensors[f"{role}.scales"],
+            rows,
+            columns,
+            group_of(how, columns),
+        )
+        for role, (rows, columns) in zip(
+            ("gate_up", "down"), expert_matrices(model, layer), strict=True
+        )
+    )
+    return ExpertWeights(gate_up, down, tensors.get("gate_up.bias"), tensors.get("down.bias"))

@@ -1,46 +1,23 @@
-"""Quantizing experts as they are packed, and finding them again in a slot."""
+"""Quantizing experts as they are packed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 
-from executor.adapters import Adapter, ExpertWeights, make_adapter
+from executor.adapters import Adapter, make_adapter
 from executor.compressing import contents
+from executor.device import DTYPES
 from executor.layout import UnitLayout, quantized_layouts
-from executor.quantized import QuantizedMatrix, quantize
+from executor.quantized import quantize
 from planner.checkpoint import Checkpoint
-from planner.documents import LayerSpec, ModelSpec, QuantizedExperts
-from planner.quantized import expert_matrices, group_of
+from planner.documents import QuantizedExperts
+from planner.quantized import group_of
 from solvers.errors import CheckpointError
 
-__all__ = ["Quantizer", "quantized_expert"]
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def quantized_expert(
-    model: ModelSpec, layer: LayerSpec, tensors: Mapping[str, torch.Tensor]
-) -> ExpertWeights:
-    """An expert out of its unit's tensors by role."""
-    how = model.quantized
-    if how is None:
-        raise ValueError("the model's experts are not quantized")
-    gate_up, down = (
-        QuantizedMatrix(
-            tensors[f"{role}.values"],
-            tensors[f"{role}.scales"],
-            rows,
-            columns,
-            group_of(how, columns),
-        )
-        for role, (rows, columns) in zip(
-            ("gate_up", "down"), expert_matrices(model, layer), strict=True
-        )
-    )
-    return ExpertWeights(gate_up, down, tensors.get("gate_up.bias"), tensors.get("down.bias"))
+__all__ = ["Quantizer"]
 
 
 class Quantizer:
@@ -65,8 +42,8 @@ class Quantizer:
     def __init__(
         self, source: Checkpoint, layouts: dict[str, UnitLayout], how: QuantizedExperts
     ) -> None:
-        self._model, self._how, self._plain = source.model, how, layouts
-        self._dtype = _DTYPES[source.model.dtype]
+        self._how, self._plain = how, layouts
+        self._dtype = DTYPES[source.model.dtype]
         self.layouts = quantized_layouts(layouts, source.model, how)
         self._adapter: Adapter = make_adapter(source.config, source.model, self._dtype)
         self._error = self._whole = 0.0
