@@ -38,6 +38,7 @@ from solvers.errors import DocumentError, OptionError, UnsupportedError
 __all__ = [
     "NOT_WRITTEN",
     "check_budget",
+    "check_dtype",
     "choose_dtype",
     "largest_budget",
     "offline_profile",
@@ -56,6 +57,18 @@ _DISK_LATENCY_NS = Figure(197_000.0, "fitted", 100_000.0, 2)
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
+def check_dtype(name: str) -> None:
+    """Refuse what is no type to compute in.
+
+    Raises
+    ------
+    OptionError
+        Naming those that there are.
+    """
+    if name not in DTYPE_BYTES:
+        raise OptionError(f"--dtype {name!r} is unknown; choose from {', '.join(DTYPE_BYTES)}")
+
+
 def choose_dtype(model: ModelSpec, machine: Machine, asked: str | None) -> Dtype:
     """The type to compute in: the one asked for, or the one that weights are stored in.
 
@@ -67,8 +80,7 @@ def choose_dtype(model: ModelSpec, machine: Machine, asked: str | None) -> Dtype
     known = machine.compute_flops_per_second
     stored = model.dtype if model.dtype in DTYPE_BYTES else "bfloat16"
     dtype = stored if asked is None else asked
-    if dtype not in DTYPE_BYTES:
-        raise OptionError(f"--dtype {dtype!r} is unknown; choose from {', '.join(DTYPE_BYTES)}")
+    check_dtype(dtype)
     if model.dtype in DTYPE_BYTES and DTYPE_BYTES[dtype] != model.dtype_bytes:
         raise OptionError(
             f"--dtype {dtype}: weights are used as stored, and {model.name} has {model.dtype}"

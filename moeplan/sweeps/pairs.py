@@ -17,9 +17,14 @@ from moeplan.service.store.documents import Entry
 from moeplan.sweeps.task import Packed, packed_of
 from planner.documents import Machine, ModelSpec, Workload
 from planner.drawn_routing import DrawnRouting, draw_routing
-from planner.encode import DTYPE_BYTES
 from planner.model_spec import read_model
-from planner.offline import check_budget, choose_dtype, largest_budget, offline_profile
+from planner.offline import (
+    check_budget,
+    check_dtype,
+    choose_dtype,
+    largest_budget,
+    offline_profile,
+)
 from planner.profiles import Profile
 from planner.routing import trace_bytes
 from solvers.errors import InputError, OptionError, UnsupportedError
@@ -91,10 +96,8 @@ class Asked:
         InputError
             If no model at all can have this routing: then it is not a pair's fault.
         """
-        if self.dtype is not None and self.dtype not in DTYPE_BYTES:
-            raise OptionError(
-                f"--dtype {self.dtype!r} is unknown; choose from {', '.join(DTYPE_BYTES)}"
-            )
+        if self.dtype is not None:
+            check_dtype(self.dtype)
         try:
             self.inputs("0" * 64, self.budgets[0])
         except ValidationError as error:
