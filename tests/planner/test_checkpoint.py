@@ -311,7 +311,7 @@ json_values = st.recursive(
 KEYS = sorted({*CONFIG, "tie_word_embeddings", "torch_dtype", "quantization_config", "head_dim"})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     family=st.sampled_from(
         ["mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "llama4", "switch_transformers", "yuan"]

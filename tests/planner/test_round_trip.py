@@ -203,7 +203,7 @@ def documents(cls: type) -> st.SearchStrategy[Any]:
 EVERY = st.one_of([of_type(cls) for cls in DOCUMENTS.values()])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(document=EVERY)
 def test_a_document_survives_its_file(document: Document) -> None:
     value = json.loads(dump_document(document))

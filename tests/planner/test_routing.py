@@ -98,7 +98,7 @@ def test_an_empty_trace(tmp_path: Path) -> None:
     assert not popularity(arrays, 3).any()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_statistics_agree_with_counting(data: st.DataObject) -> None:
     tokens, layers, experts = (data.draw(st.integers(1, most)) for most in (6, 3, 5))

@@ -200,7 +200,7 @@ def read_or_refused(data: bytes) -> None:
         assert one.max() <= 2**54
 
 
-seeded = settings(max_examples=40, deadline=None, derandomize=True, database=None)
+seeded = settings(max_examples=40, derandomize=True, database=None)
 
 
 @seeded

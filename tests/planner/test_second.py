@@ -157,10 +157,9 @@ def test_the_second_interrupt_ends_everything() -> None:
 
 @settings(
     max_examples=8,
-    deadline=None,
     # an instance takes a second or two: shrinking would take minutes
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     requests=st.integers(1, 40),

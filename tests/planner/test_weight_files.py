@@ -173,13 +173,13 @@ def never_another_error(content: bytes) -> None:
         assert len(sampled_digest(file)) == 32
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(header=headers, data=st.binary(max_size=40))
 def test_any_header(header: dict[str, Any], data: bytes) -> None:
     never_another_error(raw(header, data))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(content=st.binary(max_size=200))
 def test_any_bytes(content: bytes) -> None:
     never_another_error(content)
@@ -188,7 +188,7 @@ def test_any_bytes(content: bytes) -> None:
 GOOD = raw({"a": entry(0, 8, [2], "F32"), "b": entry(8, 20, [2, 3], "BF16")}, bytes(range(20)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     cut=st.integers(0, len(GOOD)),
     flips=st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(1, 255)), max_size=4),

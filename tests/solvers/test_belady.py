@@ -74,7 +74,7 @@ def test_infeasible(make: Any) -> None:
     assert outcome.smallest_capacity_bytes == 1
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_no_schedule_is_below_it(make: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -93,7 +93,7 @@ def test_no_schedule_is_below_it(make: Any, seed: int) -> None:
         assert bound(one) <= measure(one, result), kind
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_equals_the_best_cache_by_brute_force(make: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -105,7 +105,7 @@ def test_slots_must_hold_the_largest_item(problem: Problem, schedule: Schedule) 
     assert [violation.reason for violation in found] == ["slot_bytes"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_valid_schedules_are_accepted_and_random_faults_found(make: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)

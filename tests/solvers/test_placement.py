@@ -153,7 +153,7 @@ def small_problems(draw: st.DrawFn) -> PlacementProblem:
     return problem_of(loads, room, replicas)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(small_problems())
 def test_rules_search_and_engines_against_brute_force(problem: PlacementProblem) -> None:
     _, _, items = problem.load.shape

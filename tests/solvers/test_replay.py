@@ -187,7 +187,7 @@ def test_measures(make: Any) -> None:
     assert measure(heavy, result) == 7 * 180
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(seed=st.integers(0, 2**32 - 1), zero=st.booleans())
 def test_agrees_with_the_slow_replay(make: Any, seed: int, zero: bool) -> None:
     rng = np.random.default_rng(seed)
@@ -208,7 +208,7 @@ def test_agrees_with_the_slow_replay(make: Any, seed: int, zero: bool) -> None:
     assert now == int(problem.scenarios.compute_ns.sum()) + waits
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 2**32 - 1))
 @example(seed=393_160)  # a chunk is on the channel when one run ends and the next begins
 def test_the_channel_does_one_thing_at_a_time(make: Any, seed: int) -> None:

@@ -101,7 +101,7 @@ def drawn_events() -> st.SearchStrategy[list[Event]]:
 
 
 @given(events=drawn_events())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_nothing_is_lost_and_nothing_overlaps(plan: Plan, events: list[Event]) -> None:
     predicted = replace(plan.predicted, timeline=Timeline.of(events))
     body = export("perfetto", Sources(replace(plan, predicted=predicted))).body

@@ -97,7 +97,7 @@ def test_what_is_said_of_residents(sources_of: Callable[..., Sources]) -> None:
     embedding=st.booleans(),
     tied=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_weights_never_exceed_the_budget(
     sources_of: Callable[..., Sources],
     budget: int,
