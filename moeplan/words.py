@@ -28,6 +28,7 @@ __all__ = [
     "range_words",
     "served_words",
     "tokens_per_second",
+    "work_words",
 ]
 
 PURPOSE_WORDS: Mapping[str, str] = {
@@ -107,6 +108,13 @@ def _runs(plan: Plan) -> str:
         f"each. They run in {_count(groups, 'group')} of n = {policy.n_batches} batches of b = "
         f"{policy.batch_size}: weights that are copied for one layer serve "
         f"{_count(min(group, work.requests), 'sequence')} at once.{_sees(work)}"
+    )
+
+
+def work_words(work: Workload) -> str:
+    """How many requests, how long."""
+    return (
+        f"{work.requests} requests of {work.prompt_tokens} prompt and {work.new_tokens} new tokens"
     )
 
 

@@ -147,11 +147,11 @@ def simulate(
 
 
 def _check_source(source: RoutingSource, placement: ExpertPlacement, where: Path) -> None:
-    layers = tuple(one.layer for one in placement.layers)
-    if source.experts != placement.experts or len(source.layers) != len(layers):
+    layers = len(placement.layers)
+    if source.experts != placement.experts or len(source.layers) != layers:
         raise OptionError(
             f"{where} tells of {len(source.layers)} layers of {source.experts} experts, the "
-            f"placement of {len(layers)} of {placement.experts}; give the --routing of this model"
+            f"placement of {layers} of {placement.experts}; give the --routing of this model"
         )
 
 

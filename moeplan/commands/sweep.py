@@ -42,7 +42,7 @@ from moeplan.commands.sweep_pairs import (
 from moeplan.options import check_outputs, parse_range, split_names
 from moeplan.output import Reporter, human_bytes, human_number
 from moeplan.plots import Chart, Line, TableOf, build_plots, require_plotly
-from moeplan.words import objective_words
+from moeplan.words import objective_words, work_words
 from planner.documents import Workload, write_atomic
 from planner.objectives import OBJECTIVES
 from planner.profiles import load_profile
@@ -162,9 +162,8 @@ def _frontier(
     for row in rows:
         table.add_row(*row)
     about = (
-        f"{workload.requests} requests of {workload.prompt_tokens} prompt and "
-        f"{workload.new_tokens} new tokens; solver {solver}, objective {objective}. Predicted on "
-        "held-out routing."
+        f"{work_words(workload)}; solver {solver}, objective {objective}. Predicted on held-out "
+        "routing."
     )
     reporter.show(Text(about))
     reporter.show(table)

@@ -32,7 +32,7 @@ from moeplan.commands.common import (
 from moeplan.options import check_outputs, parse_size, split_names
 from moeplan.output import human_bytes, human_number, human_time
 from moeplan.plots import Chart, TableOf, build_plots, require_plotly
-from moeplan.words import objective_words
+from moeplan.words import objective_words, work_words
 from planner.documents import write_atomic
 from planner.objectives import ALL_OBJECTIVES, OBJECTIVES
 from planner.profiles import load_profile
@@ -136,8 +136,8 @@ def compare(
             )
     tables = []
     about = (
-        f"{requests} requests of {prompt_tokens} prompt and {new_tokens} new tokens, time limit "
-        f"{limit:g} s. Everything is measured on held-out routing."
+        f"{work_words(workload)}, time limit {limit:g} s. Everything is measured on held-out "
+        "routing."
     )
     reporter.show(Text(about))
     for goal in goals:
