@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,6 @@ from planner.documents import LayerPolicy, Policy, StoredShares, Workload
 from solvers.errors import OptionError
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _importable() -> Iterator[None]:
-    before = sys.path[:]
-    sys.path.insert(0, str(ROOT))
-    yield
-    sys.path[:] = before
 
 
 def writing(out: Path, rest: str = "") -> list[str]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +17,6 @@ from planner.documents import LayerPolicy, Policy
 from planner.routing import TraceArrays
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _importable() -> Iterator[None]:
-    before = sys.path[:]
-    sys.path.insert(0, str(ROOT))
-    yield
-    sys.path[:] = before
 
 
 @pytest.fixture
