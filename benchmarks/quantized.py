@@ -38,6 +38,7 @@ import transformers
 
 from benchmarks.executor_trials import QUANTIZED, Bench
 from benchmarks.record import Record
+from benchmarks.writing import write_result
 from executor import open_weights, pack
 from executor.adapters import ExpertWeights
 from executor.caps import PROCESS_BYTES
@@ -45,7 +46,6 @@ from executor.device import STORED, quantized_expert
 from executor.direct import Pacer, ReadBuffer
 from executor.units import Unit
 from planner.documents import QuantizedExperts
-from planner.documents.base import write_atomic
 from planner.memory import aligned
 from planner.quantized import group_of, tile_spans
 from solvers.errors import MoeplanError
@@ -311,9 +311,7 @@ def main(argv: list[str] | None = None) -> int:
         "runs": options.runs,
         "cells": cells,
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(options.out, (json.dumps(document, indent=1) + "\n").encode())
-    write_atomic(options.out.with_suffix(".md"), markdown(document).encode())
+    write_result(options.out, document, markdown(document))
     return 0
 
 
