@@ -57,9 +57,16 @@ class Entry:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, solver: str, candidate: Candidate, schedule: Schedule, stop: Stop) -> Entry:
-        """A policy with nothing to say."""
-        return cls(solver, candidate, schedule, stop, candidate.score("choose", schedule))
+    def of(
+        cls,
+        solver: str,
+        candidate: Candidate,
+        schedule: Schedule,
+        stop: Stop,
+        notes: tuple[str, ...] = (),
+    ) -> Entry:
+        """A policy, with its value."""
+        return cls(solver, candidate, schedule, stop, candidate.score("choose", schedule), notes)
 
 
 class Patience:
@@ -180,14 +187,7 @@ def run_solver(
     outcome = load(name).solve(problem, limits, hint, progress)
     if outcome.schedule is None:
         raise AssertionError(f"{name} found nothing where a schedule exists: {outcome}")
-    return Entry(
-        name,
-        candidate,
-        outcome.schedule,
-        outcome.stop,
-        candidate.score("choose", outcome.schedule),
-        outcome.notes,
-    )
+    return Entry.of(name, candidate, outcome.schedule, outcome.stop, outcome.notes)
 
 
 def run_strategy(
@@ -234,8 +234,7 @@ def run_strategy(
     if best is None:
         raise AssertionError(f"{name} found nothing where a schedule exists")
     _, index, schedule, said = best
-    chosen = found[index].score("choose", schedule)
-    return Entry(name, found[index], schedule, Stop.RULE, chosen, said)
+    return Entry.of(name, found[index], schedule, Stop.RULE, said)
 
 
 def run_baselines(
