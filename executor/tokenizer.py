@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from planner.checkpoint import Checkpoint
-from planner.files import exists, is_file, read_regular
+from planner.files import exists, is_dir, is_file, read_regular
 from solvers.errors import CheckpointError, DocumentError
 
 __all__ = ["Tokenizer", "end_tokens", "load_tokenizer"]
@@ -80,6 +80,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         If there is none that can be read.
     """
     path = folder / "tokenizer.json"
+    if is_dir(path):
+        raise CheckpointError(f"{path}: is a folder; a tokenizer's file was expected")
     try:
         if is_file(path):
             return _Fast(path)

@@ -188,8 +188,13 @@ class Client:
         """Cancel a job."""
         return _status(self._json("POST", f"/v1/jobs/{identity}/cancel"))
 
-    def watch(self, identity: str) -> Iterator[JobStatus]:
+    def watch(self, identity: str, lost: Callable[[], None] | None = None) -> Iterator[JobStatus]:
         """A job now, and again with each change, until it ends.
+
+        Parameters
+        ----------
+        lost
+            Called each time that the service does not answer, before it is asked again.
 
         Raises
         ------
@@ -209,10 +214,15 @@ class Client:
             except httpx.HTTPError as error:
                 if time.monotonic() - heard > self._patience:
                     raise self._unreachable(error) from error
+                if lost is not None:
+                    lost()
             time.sleep(0.5)
 
     def wait(
-        self, identity: str, told: Callable[[dict[str, Any]], None] | None = None
+        self,
+        identity: str,
+        told: Callable[[dict[str, Any]], None] | None = None,
+        lost: Callable[[], None] | None = None,
     ) -> JobStatus:
         """Watch a job to its end.
 
@@ -220,6 +230,8 @@ class Client:
         ----------
         told
             Called with each progress.
+        lost
+            As ``watch`` has it.
 
         Raises
         ------
@@ -229,7 +241,7 @@ class Client:
             If it was cancelled.
         """
         last = None
-        for last in self.watch(identity):
+        for last in self.watch(identity, lost):
             if told is not None and last.progress is not None and last.state == "running":
                 told(last.progress)
         if last is None or last.state == "cancelled":

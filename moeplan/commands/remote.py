@@ -58,6 +58,9 @@ def plan_at(
     def told(step: dict[str, Any]) -> None:
         progress(step["stage"], step["incumbent"], step["bound"])
 
+    def lost() -> None:
+        progress("the service does not answer; asking again", 0, None)
+
     with client:
         job = client.ask_plan(
             client.upload_profile(profile),
@@ -71,7 +74,7 @@ def plan_at(
             tolerance=tolerance if then is not None else None,
         )
         try:
-            done = client.wait(job.id, told)
+            done = client.wait(job.id, told, lost)
         except KeyboardInterrupt:
             with contextlib.suppress(MoeplanError):
                 client.cancel(job.id)

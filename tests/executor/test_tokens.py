@@ -203,6 +203,13 @@ def test_a_token_that_no_tokenizer_knows_is_refused(helpers: Any) -> None:
         engine.generate([[2**70]], 1)
 
 
+def test_a_folder_is_no_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").mkdir()
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: is a folder; a tokenizer's file"):
+        load_tokenizer(tmp_path)
+
+
 def test_a_pipe_is_no_tokenizer(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "tokenizer.json")
     with pytest.raises(CheckpointError, match=r"has no tokenizer\.json"):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -192,6 +193,24 @@ def test_a_server_that_is_not_there(
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert part in line
     assert not out.exists()
+
+
+def test_a_service_that_is_lost_and_found_again_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = SimpleNamespace(changes=3, ended=True, state="done", progress=None, error=None)
+    left = [httpx.ConnectError("refused"), httpx.ReadError("reset"), ended]
+    heard: list[str] = []
+
+    def events(identity: str, headers: dict[str, str]) -> Iterator[Any]:
+        answer = left.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        yield answer
+
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    with Client("http://127.0.0.1:1") as client:
+        monkeypatch.setattr(client, "_events", events)
+        assert client.wait("0" * 64, lost=lambda: heard.append("lost")) is ended
+    assert heard == ["lost", "lost"]
 
 
 def test_an_answer_that_is_none_of_moeplans(
