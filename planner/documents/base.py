@@ -18,7 +18,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    ValidationError,
+    WrapSerializer,
+)
 
 from planner.files import object_once, read_regular
 from solvers.errors import DocumentError, InputError, RunError
@@ -34,6 +41,7 @@ __all__ = [
     "Figure",
     "Fraction",
     "Hash",
+    "Keyed",
     "Name",
     "Nanoseconds",
     "Positive",
@@ -63,6 +71,18 @@ T = TypeVar("T")
 Added = Annotated[T | None, Field(exclude_if=lambda value: value is None)]
 """A field that came later: where it is None its key is left out, so that hashes of documents from
 before stay what they were."""
+
+K = TypeVar("K", bound=str)
+V = TypeVar("V")
+
+
+def _by_key(values: Any, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    return dict(sorted(written(values).items()))
+
+
+Keyed = Annotated[dict[K, V], WrapSerializer(_by_key)]
+"""Values by name, written in the names' order: equal documents are equal texts, wherever they come
+from."""
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 

@@ -15,6 +15,7 @@ from planner.documents.base import (
     Document,
     Figure,
     Hash,
+    Keyed,
     Name,
     Nanoseconds,
     Positive,
@@ -236,14 +237,14 @@ class CostProfile(Document):
     model_hash: Hash
     hardware_hash: Hash
     dtype: Literal["float32", "bfloat16", "float16"]
-    curves: dict[OperationKind, Curve]
+    curves: Keyed[OperationKind, Curve]
     attention_decode: Surface
     attention_prefill: Surface
     copy_slowdown: Figure
     compute_slowdown: Figure
     reference_ns: Figure
-    slowdown_by_kind: dict[OperationKind, Figure] = field(default_factory=dict)
-    prefill_slowdown_by_kind: dict[OperationKind, Figure] = field(default_factory=dict)
+    slowdown_by_kind: Keyed[OperationKind, Figure] = field(default_factory=dict)
+    prefill_slowdown_by_kind: Keyed[OperationKind, Figure] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         missing = sorted(_ALWAYS_NEEDED - set(self.curves))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from planner.documents.base import Document, Figure, Name, Positive
+from planner.documents.base import Document, Figure, Keyed, Name, Positive
 
 __all__ = ["Machine"]
 
@@ -43,7 +43,7 @@ class Machine(Document):
     name: Name
     device: Literal["cpu", "cuda"]
     processor: Name
-    compute_flops_per_second: dict[Literal["float32", "bfloat16", "float16"], Figure]
+    compute_flops_per_second: Keyed[Literal["float32", "bfloat16", "float16"], Figure]
     device_memory_bytes: Positive
     device_bandwidth_bytes_per_second: Figure
     host_memory_bytes: Positive

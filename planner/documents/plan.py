@@ -14,6 +14,7 @@ from planner.documents.base import (
     Document,
     Fraction,
     Hash,
+    Keyed,
     Nanoseconds,
     Tokens,
     Units,
@@ -134,7 +135,7 @@ class MemoryAccount:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     capacity_bytes: Bytes
-    by_purpose: dict[str, Bytes]
+    by_purpose: Keyed[str, Bytes]
 
     @property
     def peak_bytes(self) -> int:
@@ -169,7 +170,7 @@ class PredictedTotals:
     bytes_read: Bytes
     bubble_inter_layer_ns: Nanoseconds
     bubble_intra_layer_ns: Nanoseconds
-    duration_by_kind_ns: dict[EventKind, Nanoseconds]
+    duration_by_kind_ns: Keyed[EventKind, Nanoseconds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,9 +273,9 @@ class Plan(Document):
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16", "float16"]
     policy: Policy
-    memory: dict[Literal["device", "host"], MemoryAccount]
+    memory: Keyed[Literal["device", "host"], MemoryAccount]
     predicted: Predicted
-    chosen_over: dict[str, float]
+    chosen_over: Keyed[str, float]
     notes: tuple[str, ...]
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
 

@@ -8,7 +8,16 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
-from planner.documents.base import STRICT, Bytes, Count, Document, Hash, Nanoseconds, Positive
+from planner.documents.base import (
+    STRICT,
+    Bytes,
+    Count,
+    Document,
+    Hash,
+    Keyed,
+    Nanoseconds,
+    Positive,
+)
 from planner.documents.inputs import Inputs
 
 __all__ = ["Event", "EventKind", "ServedAs", "Timeline", "Trace", "TraceTotals"]
@@ -109,14 +118,14 @@ class TraceTotals:
     wasted_prefetch_bytes: Bytes
     bubble_inter_layer_ns: Nanoseconds
     bubble_intra_layer_ns: Nanoseconds
-    duration_by_kind_ns: dict[EventKind, Nanoseconds]
-    count_by_kind: dict[EventKind, Count]
+    duration_by_kind_ns: Keyed[EventKind, Nanoseconds]
+    count_by_kind: Keyed[EventKind, Count]
     pass_ns: tuple[Nanoseconds, ...]
     device_peak_bytes: Bytes
     device_budget_bytes: Bytes
     process_peak_bytes: Bytes
     requests: Count | None = None
-    served: dict[ServedAs, Count] = field(default_factory=dict)
+    served: Keyed[ServedAs, Count] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -235,34 +236,34 @@ def tasks(models: list[Path]) -> list[Task]:
     return made
 
 
-def kill_workers(times: int) -> threading.Thread:
-    """Kill so many of this process's workers, as soon as they are there."""
+def kill_workers(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Kill the first so many workers, each as soon as it is there."""
+    started, left = local._started, iter(range(times))
 
-    def kill() -> None:
-        for _ in range(times):
-            while not (there := multiprocessing.active_children()):
-                time.sleep(0.01)
-            there[0].kill()
-            there[0].join()
+    def start() -> tuple[SpawnProcess, Connection]:
+        process, pipe = started()
+        if next(left, None) is not None:
+            process.kill()
+        return process, pipe
 
-    thread = threading.Thread(target=kill)
-    thread.start()
-    return thread
+    monkeypatch.setattr(local, "_started", start)
 
 
-def test_another_worker_does_what_one_died_of(tasks: list[Task]) -> None:
-    killer = kill_workers(task.ATTEMPTS - 1)
+def test_another_worker_does_what_one_died_of(
+    tasks: list[Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_workers(monkeypatch, task.ATTEMPTS - 1)
     found = list(local.run_local(iter(tasks), 1))
-    killer.join()
     assert [task.index for task, _ in found] == [0, 1, 2]
     assert [set(said) for _, said in found] == 3 * [{"plan"}]
     assert multiprocessing.active_children() == []
 
 
-def test_a_pair_that_kills_all_workers_is_given_up(tasks: list[Task]) -> None:
-    killer = kill_workers(task.ATTEMPTS)
+def test_a_pair_that_kills_all_workers_is_given_up(
+    tasks: list[Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_workers(monkeypatch, task.ATTEMPTS)
     ((_, said),) = local.run_local(iter(tasks[:1]), 1)
-    killer.join()
     assert said["problem"]["detail"].startswith("its worker died 3 times (exit code -9)")
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from moeplan import cli
 from moeplan.client import Client
-from planner.documents import Plan, Workload, document_hash, load_document
+from planner.documents import Workload, document_hash
 from planner.profiles import load_profile
 from planner.solve import make_plan
 from solvers.errors import BudgetError, InputError, RunError
@@ -165,7 +165,7 @@ def test_the_command_prints_and_writes_the_same_there_and_here(
     for more in ((), ("--server", server.url)):
         code, text = run(*argv, *more)
         assert code == 0
-        results.append((text, load_document(Plan, tmp_path / "plan.json")))
+        results.append((text, (tmp_path / "plan.json").read_bytes()))
         (tmp_path / "plan.json").unlink()
     assert results[0] == results[1]
 
