@@ -231,6 +231,5 @@ def published(document: Document) -> str:
     """Factors."""
     return (
         f"Predicted from data sheets: median factor {document['median_factor']:.2f} over "
-        f"{document['row_count']} rows; with one number calibrated a machine "
-        f"{document['median_factor_calibrated']:.2f} over {document['calibrated_row_count']}."
+        f"{document['row_count']} rows, {document['rows_within_1.3']} of them within 1.3."
     )
