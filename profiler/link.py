@@ -77,10 +77,8 @@ def one_moment(samples: Sequence[CopySample]) -> list[CopySample]:
     durations: dict[tuple[int, int], list[int]] = {}
     for one in samples:
         durations.setdefault((one.chunks, one.size_bytes), []).append(one.duration_ns)
-    return [
-        replace(one, duration_ns=round(mean(durations[one.chunks, one.size_bytes])))
-        for one in samples
-    ]
+    means = {shape: round(mean(alike)) for shape, alike in durations.items()}
+    return [replace(one, duration_ns=means[one.chunks, one.size_bytes]) for one in samples]
 
 
 def fit_link(samples: Sequence[CopySample], source: Source = "measured") -> LinkFit:
