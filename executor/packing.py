@@ -9,6 +9,7 @@ from pathlib import Path
 from executor.blocks import FORMAT
 from executor.compressing import Compress, contents, worth_compressing
 from executor.layout import unit_layouts
+from executor.same_source import check_source, source_files
 from executor.store import DATA_FILE, INDEX_FILE, JOURNAL_FILE, Compression, StoreIndex, load_index
 from executor.verified import Verified, ensure_verified, remember, verify_units
 from executor.writing import Contents, StoreSummary, Writing, summary_of
@@ -34,7 +35,9 @@ def pack(
 
     Units are written in batches; each batch is synced to the disk, read back past the page cache
     and held against its checksums before the journal names it. After a crash the same call goes on
-    behind the last unit that the journal names. ``store.json`` appears at the end, in one step.
+    behind the last unit that the journal names and that the checkpoint still has. ``store.json``
+    appears at the end, in one step. A finished store is held against the checkpoint, byte by byte,
+    unless neither's files have changed since that was done.
 
     Parameters
     ----------
@@ -57,9 +60,10 @@ def pack(
     CheckpointError
         If the checkpoint or a store that is there is damaged, or the folder holds something else.
     StaleError
-        If the folder holds a store of another checkpoint.
+        If the folder holds a store of another checkpoint, or of this one before it was changed.
     RunError
-        If the disk fails or is full, or another ``pack`` is at work on the folder.
+        If the disk fails or is full, another ``pack`` is at work on the folder, or the checkpoint
+        changes meanwhile.
     OptionError
         If a store would be both quantized and compressed.
     UnsupportedError
@@ -68,9 +72,9 @@ def pack(
     if quantize is not None and compress != "none":
         raise OptionError("a store is either quantized or exactly compressed, not both")
     source = read_checkpoint(checkpoint)
-    layouts = unit_layouts(source)
+    layouts = plain = unit_layouts(source)
     if exists(store / INDEX_FILE):
-        index, layouts = load_index(store, layouts, source.model)
+        index, layouts = load_index(store, plain, source.model)
         if index.quantized != quantize:
             have, want = (
                 "as they are" if how is None else f"in {how.format}, {_groups(how)}"
@@ -85,7 +89,7 @@ def pack(
             raise CheckpointError(
                 f"{store}: holds a finished store {have} compression; name a new folder"
             )
-        ensure_verified(store, index)
+        ensure_verified(store, index, source, plain, progress)
         return summary_of(store, index, len(layouts))
     quantizer = None
     if quantize is not None:
@@ -152,16 +156,20 @@ def _compression(source: Checkpoint) -> Compression:
 def verify_store(
     checkpoint: Path, store: Path, progress: Callable[[int, int], None] | None = None
 ) -> StoreIndex:
-    """Read a whole store and hold every unit against its checksum.
+    """Read a whole store and its checkpoint, and hold every unit of both against its checksum.
 
     Raises
     ------
     CheckpointError
-        Naming the first unit that differs.
+        Naming the first unit that differs in the store.
+    StaleError
+        Naming the first unit that differs in the checkpoint.
     """
     source = read_checkpoint(checkpoint)
-    index, _ = load_index(store, unit_layouts(source), source.model)
-    state = Verified.of(store, index)
+    plain = unit_layouts(source)
+    index, _ = load_index(store, plain, source.model)
+    state = Verified.of(store, index, source_files(plain.values()))
     verify_units(store, index, progress)
+    check_source(source, plain, store, index, progress)
     remember(store, state)
     return index

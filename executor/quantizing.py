@@ -9,7 +9,6 @@ import torch
 
 from executor.adapters import Adapter, make_adapter
 from executor.compressing import contents
-from executor.device import DTYPES
 from executor.layout import UnitLayout, quantized_layouts
 from executor.quantized import quantize
 from planner.checkpoint import Checkpoint
@@ -43,7 +42,8 @@ class Quantizer:
         self, source: Checkpoint, layouts: dict[str, UnitLayout], how: QuantizedExperts
     ) -> None:
         self._how, self._plain = how, layouts
-        self._dtype = DTYPES[source.model.dtype]
+        # not by the device's table: devices read stores, which are held against what is made here
+        self._dtype: torch.dtype = getattr(torch, source.model.dtype)
         self.layouts = quantized_layouts(layouts, source.model, how)
         self._adapter: Adapter = make_adapter(source.config, source.model, self._dtype)
         self._error = self._whole = 0.0

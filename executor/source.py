@@ -57,6 +57,7 @@ class WeightSource(Closing):
         self.checkpoint = checkpoint
         self.model = _model_of(checkpoint.model, layouts, index)
         self.store = store
+        self.read_into = read_into
         self.store_fingerprint = None if index is None else index.fingerprint
         self._layouts = layouts
         self._checksums = {} if index is None else {u.name: u.checksum for u in index.units}
@@ -252,12 +253,12 @@ def open_weights(
     CheckpointError
         If either is missing or damaged.
     StaleError
-        If the store was packed from another checkpoint.
+        If the store was packed from another checkpoint, or from this one before it was changed.
     """
     source = read_checkpoint(checkpoint)
-    layouts = unit_layouts(source)
+    layouts = plain = unit_layouts(source)
     index = None
     if store is not None:
-        index, layouts = load_index(store, layouts, source.model)
-        ensure_verified(store, index)
+        index, layouts = load_index(store, plain, source.model)
+        ensure_verified(store, index, source, plain)
     return WeightSource(source, layouts, store, index, read_into)

@@ -1,8 +1,9 @@
 """A store's bytes are held against their checksums once, and again after any change of the file.
 
 ``verified.json`` beside the data says in which state the file was read and found right: its size
-and the times of its last changes. A copied, restored or damaged file has others, and is read whole
-once more; so a run pays for checksums only where something has happened.
+and the times of its last changes; and the same of the checkpoint's files that it was held against.
+A copied, restored, changed or damaged file has others, and is read whole once more; so a run pays
+for checksums only where something has happened.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hashlib
 import logging
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,9 +21,12 @@ import numpy.typing as npt
 
 from executor.blocks import Blocks, Decoder, DecodingError
 from executor.direct import DirectFile, ReadBuffer
+from executor.layout import UnitLayout
+from executor.same_source import SourceFile, check_source, source_files
 from executor.store import StoreIndex
+from planner.checkpoint import Checkpoint
 from planner.documents import Document, load_document, write_document
-from planner.documents.base import Bytes, Hash, Nanoseconds
+from planner.documents.base import Added, Bytes, Hash, Nanoseconds
 from planner.memory import ALIGNMENT_BYTES, BLOCK_BYTES, aligned
 from solvers.errors import CheckpointError, DocumentError
 
@@ -46,7 +50,7 @@ _LONG_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Verified(Document):
-    """The state of a store's data file in which it was right."""
+    """The state of a store's data in which it was right, and that of its checkpoint's files."""
 
     kind: ClassVar[str] = "verified"
 
@@ -54,31 +58,55 @@ class Verified(Document):
     size_bytes: Bytes
     modified_ns: Nanoseconds
     changed_ns: Nanoseconds
+    sources: Added[tuple[SourceFile, ...]] = None
 
     @classmethod
-    def of(cls, store: Path, index: StoreIndex) -> Verified:
+    def of(cls, store: Path, index: StoreIndex, sources: tuple[SourceFile, ...]) -> Verified:
         """The state now."""
         state = (store / index.data_file).stat()
-        return cls(index.fingerprint, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+        return cls(index.fingerprint, state.st_size, state.st_mtime_ns, state.st_ctime_ns, sources)
 
 
-def ensure_verified(store: Path, index: StoreIndex) -> None:
+def ensure_verified(
+    store: Path,
+    index: StoreIndex,
+    source: Checkpoint,
+    plain: dict[str, UnitLayout],
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
     """Read a store whole if its data was not verified in the state in which it is.
+
+    So is the checkpoint, if it was not found to be what the store holds in the state in which it
+    is. ``plain`` are its units as ``unit_layouts`` has them.
 
     Raises
     ------
     CheckpointError
-        Naming the first unit that differs.
+        Naming the first unit that differs from its checksum.
+    StaleError
+        Naming the first unit that is another in the checkpoint.
     """
-    state = Verified.of(store, index)
+    state = Verified.of(store, index, source_files(plain.values()))
     level = logging.WARNING if index.data_bytes >= _LONG_BYTES else logging.INFO
     try:
-        if load_document(Verified, store / VERIFIED_FILE) == state:
-            return
-        _log.log(level, "moeplan: %s was copied or changed: all of it is verified again", store)
+        known = load_document(Verified, store / VERIFIED_FILE)
     except DocumentError:
-        _log.log(level, "moeplan: %s was not verified yet: all of it is read once", store)
-    verify_units(store, index)
+        known = None
+        _log.log(
+            level, "moeplan: %s was not verified yet: it and its checkpoint are read once", store
+        )
+    if known == state:
+        return
+    if known is None or replace(known, sources=state.sources) != state:
+        if known is not None:
+            _log.log(level, "moeplan: %s was copied or changed: all of it is verified again", store)
+        verify_units(store, index, progress)
+    same = (state.store_fingerprint, state.sources)
+    if known is None or (known.store_fingerprint, known.sources) != same:
+        if known is not None:
+            text = "moeplan: %s is held against its checkpoint, whose files were copied or changed"
+            _log.log(level, text, store)
+        check_source(source, plain, store, index, progress)
     remember(store, state)
 
 

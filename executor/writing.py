@@ -17,6 +17,7 @@ from typing import NamedTuple
 from executor.blocks import block_sizes, encode_block
 from executor.direct import DirectFile
 from executor.layout import UnitLayout
+from executor.same_source import made_checksum, source_files
 from executor.store import (
     DATA_FILE,
     INDEX_FILE,
@@ -141,6 +142,7 @@ class Writing:
                 fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise RunError(f"{self._store}: another 'pack' is at work on it") from None
+            sources = source_files(self._layouts)
             units = self._resume(journal.fileno())
             reused = len(units)
             _, position = place_units(map(_stored_bytes, units, self._layouts))
@@ -168,7 +170,11 @@ class Writing:
                 os.fsync(data)
             finally:
                 os.close(data)
-            state = Verified.of(self._store, index)
+            if source_files(self._layouts) != sources:
+                raise RunError(
+                    f"{self._store}: the checkpoint was changed while it was packed; pack it again"
+                )
+            state = Verified.of(self._store, index, sources)
             write_document(index, self._store / INDEX_FILE)
             if not reused:  # what lay there while nobody looked is read by the next command
                 remember(self._store, state)
@@ -177,7 +183,7 @@ class Writing:
         return summary_of(self._store, index, reused)
 
     def _resume(self, journal: int) -> list[_Written]:
-        """The units that an earlier run wrote and verified."""
+        """The units that an earlier run wrote and verified, and that the checkpoint still has."""
         text = os.pread(journal, os.fstat(journal).st_size, 0).decode("ascii", "replace")
         lines = text.split("\n")
         # what follows the last line end was being written when the earlier run was stopped
@@ -193,9 +199,17 @@ class Writing:
                 f"{self._store}: holds a half-packed store of another checkpoint, or with other "
                 "compression or quantization; name a new folder or delete it",
             )
-        known = list(takewhile(_JOURNALLED.fullmatch, whole[1 : len(self._layouts) + 1]))
-        os.ftruncate(journal, len(self._header) + 1 + sum(len(line) + 1 for line in known))
-        return [_Written.of(line) for line in known]
+        known = takewhile(_JOURNALLED.fullmatch, whole[1 : len(self._layouts) + 1])
+        units: list[_Written] = []
+        for unit, written in zip(self._layouts, map(_Written.of, known), strict=False):
+            # the checkpoint may have been changed between its fingerprint's samples
+            if made_checksum(self._contents(unit)) != written.checksum:
+                break
+            units.append(written)
+            self._report(len(units))
+        kept = sum(len(one.line) + 1 for one in units)
+        os.ftruncate(journal, len(self._header) + 1 + kept)
+        return units
 
     def _next_batch(self, first: int) -> list[UnitLayout]:
         batch: list[UnitLayout] = []
