@@ -1,13 +1,16 @@
 """Predicted against measured throughput over a grid of checkpoints, budgets and requests.
 
     python benchmarks/prediction.py                # the whole grid, with throttled disks: root only
+    python benchmarks/prediction.py --raw          # the same on the disk as it is
     python benchmarks/prediction.py CHECKPOINT ... --memory 0.45 1.1 --requests 1 8 64
 
 Each checkpoint is packed and profiled once for each disk speed, before all of its runs. Each cell
 is planned and then run several times, each time with a fresh engine; the median counts, no cell is
 left out. Budgets are fractions of the checkpoint's weights. The machine's drift (a fixed
 operation's time now over its time while profiling) and load stand beside each cell and correct
-nothing. Errors are measured against predicted: (measured - predicted) / predicted.
+nothing, but with ``--raw``: there copies are timed just before and after each run as well, and the
+run is held against the plan's prediction for a machine of that drift. Nothing of the run itself
+is used. Errors are measured against predicted: (measured - predicted) / predicted.
 
 With ``--work`` checkpoints and profiles stay, and what ``--out`` has of the same profile is not run
 again: a grid that was stopped goes on where it was.
@@ -38,16 +41,17 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from benchmarks.record import Record
-from benchmarks.summary import Cell, markdown, summary
+from benchmarks.summary import Cell, markdown, summary, words
 from benchmarks.throttle import throttled
 from benchmarks.writing import write_result
 from executor import Engine, pack
 from executor.synth import write_synthetic
 from executor.tokenizer import load_tokenizer
-from planner.documents import Workload, document_hash
+from planner.documents import Plan, Range, Trace, Workload, document_hash
 from planner.profiles import Profile, load_profile
 from planner.solve import make_plan
-from profiler import bundled_prompts, profile_checkpoint, verify
+from profiler import Verification, bundled_prompts, profile_checkpoint, verify
+from profiler.drift import Drift, link_ratio, predicted_now
 from profiler.measure import Effort
 from solvers.errors import BudgetError, MoeplanError
 
@@ -106,13 +110,42 @@ def run_prompts(profile: Profile, workload: Workload) -> list[list[int]]:
 
 
 @dataclass(frozen=True)
+class Run:
+    """One run of a cell's plan, and what it is held against."""
+
+    verification: Verification
+    predicted: Range
+    kinds: dict[str, tuple[int, int]]
+    copy_drift: float | None
+
+    @property
+    def measured(self) -> float:
+        """Tokens/s."""
+        return self.verification.tokens_per_second.measured
+
+    @property
+    def ratio(self) -> float:
+        """Measured / predicted."""
+        return self.measured / self.predicted.value
+
+    @property
+    def inside(self) -> bool:
+        """Whether the interval holds the measurement."""
+        return self.predicted.low <= self.measured <= self.predicted.high
+
+
+@dataclass(frozen=True)
 class Bench:
-    """How cells are run: a profile, and what it was made under."""
+    """How cells are run: a profile, and what it was made under.
+
+    ``corrected``: whether a run is held against the prediction for the machine's drift.
+    """
 
     profile: Profile
     runs: int
     paced_bytes_per_second: int | None
     throttle: int | None
+    corrected: bool = False
 
     def key(self, memory_bytes: int, workload: Workload) -> tuple[object, ...]:
         """What tells one cell from another; see ``Cell.key``."""
@@ -125,14 +158,14 @@ class Bench:
         prompts = run_prompts(self.profile, workload)
         found = []
         for _ in range(self.runs):
-            with Engine.from_plan(
-                plan, paced_bytes_per_second=self.paced_bytes_per_second
-            ) as engine:
-                engine.generate(prompts, workload.new_tokens)
-                found.append(verify(plan, engine.trace(), costs=self.profile.costs))
-        middle = sorted(found, key=lambda one: one.tokens_per_second.measured)[self.runs // 2]
-        rate = middle.tokens_per_second
-        drift = statistics.median(one.drift or 1.0 for one in found)
+            copies = [self._copies(plan)]
+            trace = self._run(plan, prompts)
+            copies.append(self._copies(plan))
+            found.append(self._held(plan, trace, [one for one in copies if one is not None]))
+        middle = sorted(found, key=lambda one: one.ratio)[self.runs // 2]
+        promised = plan.predicted.tokens_per_second
+        now = middle.predicted
+        copy_drifts = [one.copy_drift for one in found if one.copy_drift is not None]
         return Cell(
             checkpoint=self.profile.model.name,
             profile_hash=document_hash(self.profile.index),
@@ -144,15 +177,42 @@ class Bench:
             solver=plan.solver,
             n_batches=plan.policy.n_batches,
             batch_size=plan.policy.batch_size,
-            predicted=rate.predicted.value,
-            low=rate.predicted.low,
-            high=rate.predicted.high,
-            measured=tuple(round(one.tokens_per_second.measured, 2) for one in found),
-            error=rate.measured / rate.predicted.value - 1,
-            inside=sum(one.tokens_per_second.inside for one in found),
-            drift=drift,
+            predicted=now.value,
+            low=now.low,
+            high=now.high,
+            measured=tuple(round(one.measured, 2) for one in found),
+            error=middle.ratio - 1,
+            inside=sum(one.inside for one in found),
+            drift=statistics.median(one.verification.drift or 1.0 for one in found),
             load=os.getloadavg()[0],
-            kinds={kind.name: (kind.predicted, kind.measured) for kind in middle.kinds},
+            kinds=middle.kinds,
+            copy_drift=statistics.median(copy_drifts) if copy_drifts else None,
+            planned=promised.value if self.corrected else None,
+        )
+
+    def _run(self, plan: Plan, prompts: list[list[int]]) -> Trace:
+        pace = self.paced_bytes_per_second
+        with Engine.from_plan(plan, paced_bytes_per_second=pace) as engine:
+            engine.generate(prompts, plan.workload.new_tokens)
+            return engine.trace()
+
+    def _copies(self, plan: Plan) -> float | None:
+        return link_ratio(self.profile, plan.policy.chunk_bytes) if self.corrected else None
+
+    def _held(self, plan: Plan, trace: Trace, copies: list[float]) -> Run:
+        found = verify(plan, trace, costs=self.profile.costs)
+        predicted, kinds = plan.predicted, {one.name: one.predicted for one in found.kinds}
+        drift = statistics.fmean(copies) if copies else None
+        if self.corrected:
+            now = Drift(found.drift or 1.0, 1.0 if drift is None else drift)
+            predicted = predicted_now(plan, self.profile, now)
+            totals = predicted.totals.duration_by_kind_ns
+            kinds = {name: totals.get(name, 0) for name in kinds}  # type: ignore[call-overload]
+        return Run(
+            found,
+            predicted.tokens_per_second,
+            {one.name: (kinds[one.name], one.measured) for one in found.kinds},
+            drift,
         )
 
 
@@ -173,7 +233,10 @@ def bench_of(
             effort=QUICK if options.quick else None,
         )
         print(f"# {job.checkpoint.name}: profiled in {time.monotonic() - begun:.0f} s", flush=True)
-    return Bench(load_profile(out), options.runs, options.disk_bandwidth, throttle), size
+    profile = load_profile(out)
+    # rankings have no such option: there runs take turns
+    corrected = getattr(options, "raw", False)
+    return Bench(profile, options.runs, options.disk_bandwidth, throttle, corrected), size
 
 
 def cells_of(
@@ -212,14 +275,23 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
         "--disk-bandwidth", type=int, help="bytes/s to hold the disk to, by waiting"
     )
     parser.add_argument("--throttle", nargs="+", type=int, help="bytes/s, by the kernel (root)")
+    parser.add_argument(
+        "--raw", action="store_true", help="no throttle; predictions corrected by the drift"
+    )
     parser.add_argument("--quick", action="store_true", help="profile in a moment, for a test")
     parser.add_argument("--work", type=Path, help="folder for stores and profiles, which stay")
     parser.add_argument("--out", type=Path, help="JSON with all cells; a table beside it")
     options = parser.parse_args(argv)
+    if options.runs < 1:
+        parser.error("--runs: give 1 or more")
+    if options.raw and (options.throttle or options.disk_bandwidth):
+        parser.error("--raw: is the disk as it is; leave out --throttle and --disk-bandwidth")
     if not options.checkpoints:
+        name = "prediction_raw.json" if options.raw else "prediction.json"
         options.work = options.work or ROOT / "build" / "prediction"
-        options.out = options.out or ROOT / "benchmarks" / "results" / "prediction.json"
-        options.throttle = options.throttle or list(THROTTLES)
+        options.out = options.out or ROOT / "benchmarks" / "results" / name
+        if not options.raw:
+            options.throttle = options.throttle or list(THROTTLES)
     return options
 
 
@@ -270,10 +342,7 @@ def main(argv: list[str] | None = None) -> int:
         print("no cell fits its budget")
         return 1
     found = summary(cells)
-    print(
-        f"# {len(cells)} cells: median error {found['median_abs_error']:.1%}, worst "
-        f"{found['worst_abs_error']:.1%}, {found['coverage']:.0%} of runs inside their interval"
-    )
+    print(f"# {words(found)}")
     return 0
 
 

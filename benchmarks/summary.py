@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.record import machine_facts, machine_words
 
-__all__ = ["Cell", "markdown", "summary"]
+__all__ = ["Cell", "markdown", "summary", "words"]
 
 _LEAST_SHARE = 0.02
 """A kind that takes less of a run than this says nothing about a cell."""
@@ -20,8 +20,11 @@ _LEAST_SHARE = 0.02
 class Cell:
     """One plan and its runs; rates in new tokens/s over the whole run, prefill included.
 
-    ``error`` is that of the median run; ``inside`` counts runs within the interval. ``kinds`` holds
-    predicted and measured ns of the median run; ``load`` is the machine's, a minute's mean.
+    ``error`` is that of the run whose error is the median; ``inside`` counts runs within their
+    interval. ``kinds`` holds predicted and measured ns of that run; ``load`` is the machine's, a
+    minute's mean. ``drift`` is that of a fixed product, ``copy_drift`` of copies, both medians.
+    Where ``planned`` (the plan's own prediction) is, ``predicted``, the interval and the error are
+    corrected by the drift: each run by its own, those of the median run are shown.
     """
 
     checkpoint: str
@@ -43,11 +46,20 @@ class Cell:
     drift: float
     load: float
     kinds: dict[str, tuple[int, int]]
+    copy_drift: float | None = None
+    planned: float | None = None
 
     @classmethod
     def of(cls, value: dict[str, Any]) -> Cell:
         """From JSON."""
         return cls(**{**value, "measured": tuple(value["measured"])})
+
+    @property
+    def plain_error(self) -> float:
+        """Without a correction by the drift."""
+        if self.planned is None:
+            return self.error
+        return (1 + self.error) * self.predicted / self.planned - 1
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -60,7 +72,7 @@ class Cell:
         """Of ``row``."""
         return (
             "checkpoint | disk MB/s | memory MiB | requests | n x b | predicted [low, high] | "
-            "measured | error | drift | load"
+            "measured | error | drift | drift of copies | uncorrected | load"
         )
 
     def row(self) -> str:
@@ -77,6 +89,8 @@ class Cell:
                 ", ".join(f"{rate:.1f}" for rate in self.measured),
                 f"{self.error:+.1%}",
                 f"{self.drift:.2f}",
+                "" if self.copy_drift is None else f"{self.copy_drift:.2f}",
+                "" if self.planned is None else f"{self.plain_error:+.1%}",
                 f"{self.load:.1f}",
             )
         )
@@ -102,11 +116,38 @@ def summary(cells: list[Cell]) -> dict[str, Any]:
         "median_abs_error": statistics.median(errors),
         "worst_abs_error": max(errors),
         "coverage": sum(cell.inside for cell in cells) / runs,
+        **_uncorrected(cells),
         "kinds": {
             name: {"cells": len(found), "median_error": statistics.median(found)}
             for name, found in sorted(kinds.items())
         },
     }
+
+
+def _uncorrected(cells: list[Cell]) -> dict[str, float]:
+    """What a correction by the drift was worth, where there was one."""
+    if all(cell.planned is None for cell in cells):
+        return {}
+    errors = [abs(cell.plain_error) for cell in cells]
+    return {
+        "uncorrected_median_abs_error": statistics.median(errors),
+        "uncorrected_worst_abs_error": max(errors),
+    }
+
+
+def words(found: dict[str, Any]) -> str:
+    """A summary in a sentence."""
+    said = (
+        f"{len(found['cells'])} cells: median error {found['median_abs_error']:.1%}, worst "
+        f"{found['worst_abs_error']:.1%}; {found['coverage']:.0%} of runs inside their 90% interval"
+    )
+    if "uncorrected_median_abs_error" not in found:
+        return said
+    return (
+        f"{said}; without the correction by the drift "
+        f"{found['uncorrected_median_abs_error']:.1%} and "
+        f"{found['uncorrected_worst_abs_error']:.1%}"
+    )
 
 
 def markdown(cells: list[Cell]) -> str:
@@ -121,10 +162,8 @@ def markdown(cells: list[Cell]) -> str:
     return (
         "# Predicted against measured tokens/s\n\n"
         f"{machine_words(machine_facts())}. "
-        f"{len(cells)} cells: median error {found['median_abs_error']:.1%}, worst "
-        f"{found['worst_abs_error']:.1%}; {found['coverage']:.0%} of runs inside their 90% "
-        "interval. Errors are (measured - predicted) / predicted, of the median run; drift is a "
-        "fixed operation's time beside the runs over its time while profiling.\n\n"
+        f"{words(found)}. Errors are (measured - predicted) / predicted, of the median run; drift "
+        "is a fixed operation's time beside the runs over its time while profiling.\n\n"
         f"| {Cell.heading()} |\n|{' --- |' * columns}\n{rows}\n\n"
         "By kind of operation, where it took 2% of the time or more (median error of its time):\n\n"
         f"| kind | cells | error |\n| --- | --- | --- |\n{kinds}\n"

@@ -12,7 +12,7 @@ import numpy as np
 from planner.documents import Channel, Curve, Figure, Surface
 from profiler.curves import isotonic
 
-__all__ = ["corrected", "scaled_channel", "scaled_surface", "weight"]
+__all__ = ["corrected", "scaled_channel", "scaled_curve", "scaled_surface", "weight"]
 
 _HALF_WAY = 3
 """So many events are believed by half: fewer may be one pause of the machine."""
@@ -86,17 +86,18 @@ def _nearest(rows: Sequence[int], wanted: int) -> int:
     return right if rows[right] * rows[right - 1] < wanted * wanted else right - 1
 
 
+def scaled_curve(curve: Curve, ratio: float) -> Curve:
+    """All durations of a curve longer by ``ratio``."""
+    return replace(
+        curve,
+        duration_ns=tuple(round(value * ratio) for value in curve.duration_ns),
+        spread_ns=tuple(round(value * ratio) for value in curve.spread_ns),
+    )
+
+
 def scaled_surface(surface: Surface, ratio: float) -> Surface:
     """All durations of a surface longer by ``ratio``."""
-    curves = tuple(
-        replace(
-            curve,
-            duration_ns=tuple(round(value * ratio) for value in curve.duration_ns),
-            spread_ns=tuple(round(value * ratio) for value in curve.spread_ns),
-        )
-        for curve in surface.curves
-    )
-    return replace(surface, curves=curves)
+    return replace(surface, curves=tuple(scaled_curve(one, ratio) for one in surface.curves))
 
 
 def scaled_channel(channel: Channel, ratio: float, more: int) -> Channel:

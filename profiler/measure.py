@@ -135,7 +135,7 @@ class Measurement:
         layout = Layout(self.model, self.memory_bytes)
         tasks = []
         for chunk in CHUNK_BYTES:
-            tasks += self._link_tasks(chunk)
+            tasks += self.link_tasks(chunk)
         groups = [*decode_cells(self.model), *prefill_cells(self.model, _MOST_PREFILL_TOKENS)]
         for cells in groups:
             fitting, plan = _fitting(layout, cells)
@@ -154,7 +154,7 @@ class Measurement:
 
     # --- copies -------------------------------------------------------------------------------
 
-    def _link_tasks(self, chunk: int) -> list[Task]:
+    def link_tasks(self, chunk: int) -> list[Task]:
         """Copies alone, with as many slots as fit; none where this chunk size does not fit."""
         workload = Workload(1, 1, 8)
         for slots in _SLOTS:

@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.summary import words
+
 __all__ = [
     "compression",
     "demo",
@@ -42,11 +44,7 @@ def demo(document: Document) -> str:
 
 def prediction(document: Document) -> str:
     """Errors and coverage."""
-    return (
-        f"{len(document['cells'])} cells: median error {document['median_abs_error']:.1%}, worst "
-        f"{document['worst_abs_error']:.1%}; {document['coverage']:.0%} of runs inside their 90% "
-        "interval."
-    )
+    return f"{words(document)}."
 
 
 def ranking(document: Document) -> str:

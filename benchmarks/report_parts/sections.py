@@ -74,6 +74,16 @@ SECTIONS: tuple[Section, ...] = (
         headline=headlines.prediction,
     ),
     Section(
+        "prediction_raw",
+        "Predicted against measured throughput, the disk as it is",
+        "The same cells with nothing held back: the disk's speed changes from hour to hour, and "
+        "each run is held against the prediction for the drift seen just before and after it.",
+        ("benchmarks/prediction.py --raw",),
+        20,
+        drawn=charts.prediction,
+        headline=headlines.prediction,
+    ),
+    Section(
         "ranking",
         "Does the planner rank strategies as they turn out?",
         "Every runnable strategy is planned and run in the same cell; Kendall's tau compares the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import json
@@ -13,6 +14,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+from benchmarks.summary import Cell
+from planner.documents import Workload
+from planner.groups import smallest_budget_bytes
+from planner.profiles import load_profile
+from planner.solve import make_plan
+from profiler.drift import Drift, link_ratio, predicted_now
 
 ROOT = Path(__file__).parents[2]
 
@@ -124,3 +132,89 @@ def test_every_strategy_of_a_cell_is_planned_and_run(
             continue
         assert len(row["measured"]) == 2
         assert 0 < row["least"] <= row["median"] <= row["most"]
+
+
+def test_without_drift_a_prediction_stays(first: tuple[Path, list[str]]) -> None:
+    """And where all takes twice as long, so does the run."""
+    folder, _ = first
+    profile = load_profile(folder / "work" / "tiny-run" / "profile-free")
+    workload = Workload(2, 8, 3)
+    least = smallest_budget_bytes(profile, workload)
+    plan = make_plan(profile, workload, memory_bytes=least, solver="on-demand")
+    same = predicted_now(plan, profile, Drift(1.0, 1.0))
+    assert same == plan.predicted
+    twice = predicted_now(plan, profile, Drift(2.0, 2.0)).totals
+    # durations are rounded to ns anew
+    assert twice.wall_ns == pytest.approx(2 * same.totals.wall_ns, rel=1e-3)
+    assert twice.bytes_read == same.totals.bytes_read > 0
+    slow = predicted_now(plan, profile, Drift(1.0, 100.0)).totals.duration_by_kind_ns
+    before = same.totals.duration_by_kind_ns
+    assert slow["expert"] == before["expert"]
+    assert slow["copy_demand"] == pytest.approx(100 * before["copy_demand"], rel=1e-3)
+    ratio = link_ratio(profile, plan.policy.chunk_bytes)
+    assert ratio is not None
+    assert ratio > 0
+
+
+def test_runs_on_the_raw_disk_are_held_against_what_the_drift_says(
+    benchmark_module: ModuleType, first: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, words = first
+    out = folder / "raw.json"
+    module: Any = benchmark_module
+    # before and after the run copies take twice and four times as long as while profiling
+    ratios = iter([2.0, 4.0])
+    monkeypatch.setattr(module, "link_ratio", lambda profile, chunk: next(ratios))
+    drifts = []
+    real = module.predicted_now
+
+    def seen(plan: Any, profile: Any, drift: Drift) -> Any:
+        drifts.append(drift)
+        return real(plan, profile, drift)
+
+    monkeypatch.setattr(module, "predicted_now", seen)
+    assert module.main([*words, "--raw", "--requests", "2", "--out", str(out)]) == 0
+    result = json.loads(out.read_text())
+    (cell,), (drift,) = result["cells"], drifts
+    assert drift.copies == cell["copy_drift"] == 3.0
+    assert drift.compute == cell["drift"]
+    (measured,) = cell["measured"]
+    assert cell["error"] == pytest.approx(measured / cell["predicted"] - 1, rel=0.01)
+    assert cell["inside"] == (cell["low"] <= measured <= cell["high"])
+    # the plan itself knew of no drift
+    assert result["uncorrected_median_abs_error"] == pytest.approx(
+        abs(measured / cell["planned"] - 1), rel=0.01
+    )
+
+
+@pytest.mark.parametrize("other", [["--throttle", "1"], ["--disk-bandwidth", "1"]])
+def test_the_raw_disk_is_held_to_nothing(
+    benchmark_module: ModuleType, other: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        benchmark_module.main(["--raw", *other])
+    assert left.value.code == 2
+    assert "as it is" in capsys.readouterr().err
+
+
+def test_coverage_is_of_runs_and_the_median_of_cells(benchmark_module: ModuleType) -> None:
+    """Errors +10%, -20% and 0 of 3 + 3 + 2 runs, of which 3 + 1 + 2 were inside."""
+    cells = [
+        Cell(
+            "a", "hash", None, 1, requests, 1, 1, "lru", 1, 1, 20.0, 10.0, 30.0,
+            measured, error, inside, 1.0, 0.0, {"expert": (100, 150)}, 1.0, planned,
+        )
+        for requests, measured, error, inside, planned in (
+            (1, (22.0, 21.0, 23.0), 0.1, 3, 22.0),
+            (2, (16.0, 5.0, 40.0), -0.2, 1, 40.0),
+            (3, (20.0, 20.0), 0.0, 2, None),
+        )
+    ]  # fmt: skip
+    found = benchmark_module.summary(cells)
+    assert found["coverage"] == 6 / 8
+    assert (found["median_abs_error"], found["worst_abs_error"]) == (0.1, 0.2)
+    # 22 measured of 22 planned, 16 of 40, and one that nothing corrected
+    assert found["uncorrected_median_abs_error"] == pytest.approx(0)
+    assert found["uncorrected_worst_abs_error"] == pytest.approx(0.6)
+    assert found["kinds"] == {"expert": {"cells": 3, "median_error": 0.5}}
+    assert [Cell.of(dataclasses.asdict(cell)).key for cell in cells] == [c.key for c in cells]
