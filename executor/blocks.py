@@ -32,6 +32,7 @@ __all__ = [
     "Decoder",
     "DecodingError",
     "Expander",
+    "block_count",
     "block_sizes",
     "encode_block",
 ]
@@ -60,6 +61,12 @@ def block_sizes(size_bytes: int, span_bytes: int) -> list[int]:
         span = min(span_bytes, size_bytes - first)
         sizes += [min(BLOCK_BYTES, span - at) for at in range(0, span, BLOCK_BYTES)]
     return sizes
+
+
+def block_count(size_bytes: int, span_bytes: int) -> int:
+    """How many those are, without making them: a damaged index may ask for very many."""
+    spans, rest = divmod(size_bytes, span_bytes)
+    return spans * -(-span_bytes // BLOCK_BYTES) + -(-rest // BLOCK_BYTES)
 
 
 def encode_block(data: bytes | bytearray | memoryview, dtype: str) -> bytes:
@@ -118,7 +125,9 @@ class Decoder:
             np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(self._block, np.uint8)[part])
 
     def _decode(self, stored: memoryview, target: memoryview) -> None:
-        count = len(target) // _WIDTH[self._dtype]
+        count, rest = divmod(len(target), _WIDTH[self._dtype])
+        if rest:
+            raise DecodingError(f"{len(target)} bytes are no whole words of {self._dtype}")
         start = count * 3 if self._dtype == "float32" else count
         coded, words = self._coded[:count], self._words[:count]
         try:

@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from executor.blocks import Blocks, block_sizes
+from executor.blocks import Blocks, block_count, block_sizes
 from executor.layout import EMBEDDING, FINAL_NORM, HEAD, UnitLayout, quantized_layouts
 from planner.documents import (
     Document,
@@ -43,6 +43,7 @@ __all__ = [
     "checksum",
     "load_index",
     "place_units",
+    "store_tensors",
     "stored_shares",
 ]
 
@@ -161,6 +162,14 @@ def place_units(stored_bytes: Iterable[int]) -> tuple[list[int], int]:
     return offsets, end
 
 
+def store_tensors(unit: UnitLayout) -> tuple[StoreTensor, ...]:
+    """What an index says of a unit's tensors."""
+    return tuple(
+        StoreTensor(place.role, place.dtype, place.shape, place.offset_bytes, place.size_bytes)
+        for place in unit.places
+    )
+
+
 def load_index(
     store: Path, layouts: dict[str, UnitLayout], model: ModelSpec
 ) -> tuple[StoreIndex, dict[str, UnitLayout]]:
@@ -211,8 +220,9 @@ def load_index(
         [unit.name for unit in index.units] != list(layouts)
         or [unit.offset_bytes for unit in index.units] != offsets
         or [unit.size_bytes for unit in index.units] != [u.size_bytes for u in layouts.values()]
+        or [unit.tensors for unit in index.units] != [*map(store_tensors, layouts.values())]
         or size != index.data_bytes
-        or not all(_blocks_fit(index, unit) for unit in index.units)
+        or not all(_blocks_fit(index, unit, model.dtype) for unit in index.units)
     ):
         raise CheckpointError(
             f"{store / INDEX_FILE}: does not describe the checkpoint's units; "
@@ -221,7 +231,7 @@ def load_index(
     return index, layouts
 
 
-def _blocks_fit(index: StoreIndex, unit: StoreUnit) -> bool:
+def _blocks_fit(index: StoreIndex, unit: StoreUnit, dtype: str) -> bool:
     """Whether as many blocks are there as the unit has, none longer than what it decodes to."""
     compression = index.compression
     if not unit.blocks:
@@ -230,11 +240,14 @@ def _blocks_fit(index: StoreIndex, unit: StoreUnit) -> bool:
         index.quantized is not None
         or compression is None
         or compression.block_bytes != BLOCK_BYTES
+        or compression.dtype != dtype
         or unit.name in PLAIN_UNITS
     ):
         return False
-    sizes = block_sizes(unit.size_bytes, compression.span_bytes(unit.name))
-    return len(sizes) == len(unit.blocks) and all(map(le, unit.blocks, sizes))
+    shape = unit.size_bytes, compression.span_bytes(unit.name)
+    if block_count(*shape) != len(unit.blocks):
+        return False
+    return all(map(le, unit.blocks, block_sizes(*shape)))
 
 
 def stored_shares(index: StoreIndex | None) -> StoredShares | None:

@@ -25,12 +25,13 @@ from executor.store import (
     PLAIN_UNITS,
     Compression,
     StoreIndex,
-    StoreTensor,
     StoreUnit,
     place_units,
+    store_tensors,
 )
 from executor.verified import Verified, digest, remember
 from planner.documents import QuantizedExperts, canonical_json, write_document
+from planner.files import exists
 from planner.memory import aligned
 from solvers.errors import RunError, StaleError
 
@@ -137,11 +138,17 @@ class Writing:
 
     def run(self) -> StoreSummary:
         """Write what is not there yet."""
-        with open(self._store / JOURNAL_FILE, "a+b") as journal:
+        with open(self._store / JOURNAL_FILE, "a+b", opener=_open_own) as journal:
             try:
                 fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise RunError(f"{self._store}: another 'pack' is at work on it") from None
+            if exists(self._store / INDEX_FILE):
+                # it came after this call had looked: what is finished is not written over
+                os.unlink(self._store / JOURNAL_FILE)
+                raise RunError(
+                    f"{self._store}: another 'pack' has just finished it; give the command again"
+                )
             sources = source_files(self._layouts)
             units = self._resume(journal.fileno())
             reused = len(units)
@@ -151,7 +158,7 @@ class Writing:
             if free < left:
                 most = "are needed" if self._compression is None else "may be needed"
                 raise RunError(f"{self._store}: {left} bytes {most}, {free} are free")
-            data = os.open(self._store / DATA_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            data = _open_own(self._store / DATA_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
             try:
                 while len(units) < len(self._layouts):
                     batch, written, begin = self._next_batch(len(units)), [], position
@@ -288,10 +295,7 @@ class Writing:
                     offset,
                     unit.size_bytes,
                     done.checksum,
-                    tuple(
-                        StoreTensor(p.role, p.dtype, p.shape, p.offset_bytes, p.size_bytes)
-                        for p in unit.places
-                    ),
+                    store_tensors(unit),
                     done.blocks,
                 )
                 for unit, done, offset in zip(self._layouts, units, offsets, strict=True)
@@ -299,6 +303,11 @@ class Writing:
             compression=self._compression,
             quantized=self._quantized,
         )
+
+
+def _open_own(path: str | Path, flags: int) -> int:
+    """Open a file of the store: a link in its place may lead to a file of somebody else's."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
 
 
 def _write_whole(descriptor: int, data: bytes, offset: int | None = None) -> int:

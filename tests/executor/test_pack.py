@@ -7,17 +7,20 @@ import json
 import logging
 import mmap
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors import safe_open
 
-from executor import open_weights, pack, verify_store
+from executor import open_weights, pack, packing, verify_store
 from executor.direct import DirectFile
-from executor.store import StoreIndex
+from executor.layout import unit_layouts
+from executor.store import StoreIndex, load_index
 from executor.units import Unit
+from executor.verified import ensure_verified
+from planner.checkpoint import read_checkpoint
 from planner.documents import load_document
 from solvers.errors import CheckpointError, RunError, StaleError
 
@@ -215,3 +218,87 @@ def test_damaged_stores(checkpoint: Path, packed: Path, tmp_path: Path, helpers:
     (store / "store.json").write_text("{")
     with pytest.raises(CheckpointError, match="pack the checkpoint again"):
         open_weights(checkpoint, store)
+
+
+Leaf = tuple[tuple[str | int, ...], Any]
+
+
+def leaves(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[Leaf]:
+    """Each value of a document that holds no others, and where it stands; the first of a list."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else [*enumerate(value)][:1]
+        for key, inner in items:
+            yield from leaves(inner, (*place, key))
+    else:
+        yield place, value
+
+
+def others(value: Any) -> list[Any]:
+    if isinstance(value, int):
+        return [value + 1, abs(value - 1), 1 << 40, -1]
+    if value is None:
+        return [0]
+    return [value[:-1] + ("0" if value[-1] != "0" else "1"), "F16", "../weights.bin"]
+
+
+def test_every_field_of_an_index_counts(checkpoint: Path, tmp_path: Path) -> None:
+    """Whatever is changed, the store is refused: nothing of it is only for show."""
+    store = tmp_path / "store"
+    pack(checkpoint, store, compress="exact")
+    index = json.loads((store / "store.json").read_text())
+    index.pop("content_hash", None)
+    source = read_checkpoint(checkpoint)
+    plain = unit_layouts(source)
+    kinds = {unit["name"].partition(".")[0]: at for at, unit in enumerate(index["units"])}
+    places = [leaf for leaf in leaves(index) if leaf[0][0] != "units"]
+    for at in kinds.values():
+        places += leaves(index["units"][at], ("units", at))
+    changes = [(place, other) for place, value in places for other in others(value)]
+    assert len(changes) > 200
+    for place, other in changes:
+        changed = json.loads(json.dumps(index))
+        inner = changed
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = other
+        (store / "store.json").write_text(json.dumps(changed))
+        with pytest.raises((CheckpointError, StaleError)):
+            ensure_verified(store, load_index(store, plain, source.model)[0], source, plain)
+
+
+@pytest.mark.parametrize("name", ["pack.journal", "weights.bin"])
+def test_a_link_in_a_store_is_not_written_through(
+    name: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    store, letter = tmp_path / "store", tmp_path / "letter.txt"
+    store.mkdir()
+    letter.write_text("keep me")
+    (store / name).symlink_to(letter)
+    with pytest.raises((RunError, CheckpointError)):
+        pack(checkpoint, store)
+    assert letter.read_text() == "keep me"
+    letter.unlink()  # a link to nothing is not followed, either
+    with pytest.raises((RunError, CheckpointError)):
+        pack(checkpoint, store)
+    assert not letter.exists()
+
+
+def test_a_store_that_another_pack_finished_meanwhile(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store"
+    begun = packing._begun
+
+    def slow(place: Path) -> bool | None:
+        with monkeypatch.context() as inner:
+            inner.setattr(packing, "_begun", begun)
+            pack(checkpoint, place)
+        return begun(place)
+
+    monkeypatch.setattr(packing, "_begun", slow)
+    with pytest.raises(RunError, match="just finished it; give the command again"):
+        pack(checkpoint, store)
+    monkeypatch.undo()
+    summary = pack(checkpoint, store)
+    assert summary.reused_units == summary.units
+    assert {path.name for path in store.iterdir()} == {"weights.bin", "store.json", "verified.json"}
