@@ -1,7 +1,8 @@
-"""The hard cap that control groups put on this process's memory."""
+"""The hard cap on this process's memory: the machine's own, or a control group's."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,19 +15,21 @@ PROCESS_BYTES = 384 << 20
 measured)."""
 
 _SELF = Path("/proc/self")
+_MEMORY = "meminfo"
 _UNLIMITED_BYTES = 1 << 62
 """Version 1 says by a number near 2^63 that there is no limit."""
 
 
 class Cap(NamedTuple):
-    """A limit in bytes, and the file that sets it."""
+    """A limit in bytes, and the file that sets it or tells it."""
 
     limit_bytes: int
     file: Path
 
 
 def lowest_cap(process: Path = _SELF) -> Cap | None:
-    """The lowest memory limit of this process's control groups and those above them.
+    """The lowest of the machine's memory and the limits of this process's control groups and those
+    above them.
 
     Parameters
     ----------
@@ -36,10 +39,10 @@ def lowest_cap(process: Path = _SELF) -> Cap | None:
     Returns
     -------
     Cap or None
-        None where there is no limit, or no control groups.
+        None where nothing of the kind is known.
     """
     groups = _groups(process)
-    found = []
+    found = [*_machine(process.parent / _MEMORY)]
     for controller, root, mount in _mounts(process):
         path = groups.get(controller)
         if path is None:
@@ -55,6 +58,15 @@ def lowest_cap(process: Path = _SELF) -> Cap | None:
                 found.append(Cap(limit, group / name))
             group = group.parent
     return min(found, default=None)
+
+
+def _machine(file: Path) -> Iterator[Cap]:
+    """The memory that the machine has, without swap: weights in that are on a disk again."""
+    for line in _lines(file):
+        name, _, size = line.partition(":")
+        number, _, unit = size.strip().partition(" ")
+        if name == "MemTotal" and number.isdecimal() and unit == "kB":
+            yield Cap(int(number) * 1024, file)
 
 
 def _groups(process: Path) -> dict[str, Path]:
@@ -109,14 +121,18 @@ def check_cap(needed_bytes: int, process: Path = _SELF) -> None:
     Raises
     ------
     BudgetError
-        If a control group allows less than that and what the process takes beside it.
+        If the machine has, or a control group allows, less than that and what the process takes
+        beside it.
     """
     cap = lowest_cap(process)
     if cap is not None and cap.limit_bytes < needed_bytes + PROCESS_BYTES:
         room = max(cap.limit_bytes - PROCESS_BYTES, 0)
+        machine = cap.file.name == _MEMORY
+        what = "this machine has" if machine else "the control group allows"
+        cure = "" if machine else "raise its limit, or "
         raise BudgetError(
             f"{needed_bytes} bytes of the memory budget are needed and {PROCESS_BYTES} by the "
-            f"process beside it, but the control group allows {cap.limit_bytes} ({cap.file}): "
-            f"raise its limit, or give a budget of at most {room} bytes",
+            f"process beside it, but {what} {cap.limit_bytes} ({cap.file}): "
+            f"{cure}give a budget of at most {room} bytes",
             needed_bytes,
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from executor import open_weights
+from executor import Engine, open_weights
 from executor.caps import PROCESS_BYTES, Cap, check_cap, lowest_cap
 from planner.documents import Workload, write_document
 from planner.memory import smallest_policy
@@ -114,6 +114,29 @@ def test_a_cap_below_what_is_needed(process: Callable[..., Path]) -> None:
     assert said.endswith("at most 4999999 bytes")
     (folder.parent / "mount" / "a" / "memory.max").write_text(str(needed))
     check_cap(5_000_000, folder)
+
+
+@pytest.mark.parametrize("group", [None, 3 * GIB])
+def test_the_machine_is_a_cap_too(group: int | None, process: Callable[..., Path]) -> None:
+    folder = process("0::/a", SECOND, {} if group is None else {"a/memory.max": str(group)})
+    told = folder.parent / "meminfo"
+    told.write_text(f"MemFree:         1 kB\nMemTotal:  {2 * GIB // 1024} kB\nHugePages_Total: 0\n")
+    assert lowest_cap(folder) == Cap(2 * GIB, told)
+    with pytest.raises(BudgetError, match=f"this machine has {2 * GIB} ") as caught:
+        check_cap(2 * GIB - PROCESS_BYTES + 1, folder)
+    assert str(caught.value).endswith(f": give a budget of at most {2 * GIB - PROCESS_BYTES} bytes")
+    check_cap(2 * GIB - PROCESS_BYTES, folder)
+
+
+def test_a_plan_for_a_larger_machine(checkpoint_of: Callable[..., Path], helpers: Any) -> None:
+    """Keys and values of more sequences than any machine has room for."""
+    checkpoint = checkpoint_of("mixtral")
+    with open_weights(checkpoint) as source:
+        policy = replace(smallest_policy(source.model, 4), n_batches=1 << 14, batch_size=1 << 14)
+    plan = helpers.plan(checkpoint, policy, Workload(1 << 28, 128, 64))
+    assert plan.memory["device"].peak_bytes > 10 << 40
+    with pytest.raises(BudgetError, match=r"but (this machine has|the control group allows) \d+"):
+        Engine.from_plan(plan)
 
 
 def test_a_real_group(
