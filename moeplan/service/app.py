@@ -88,6 +88,8 @@ def create_app(
         version=version("moeplan"),
         description=_ABOUT,
         lifespan=lifespan,
+        # a route of ours tells it
+        openapi_url=None,
         # their pages load scripts from elsewhere
         docs_url=None,
         redoc_url=None,
@@ -178,8 +180,7 @@ async def _http(request: Request, error: Exception) -> Response:
 def _methods(request: Request) -> list[str]:
     """What may be done at a path: several routes may have it, each with its methods."""
     found: set[str] = set()
-    # the app has routes of its own, too: /openapi.json
-    for route in (route for router in (request.app, *_ROUTERS) for route in router.routes):
+    for route in (route for router in _ROUTERS for route in router.routes):
         if route.matches(request.scope)[0] is not Match.NONE:
             found |= set(getattr(route, "methods", None) or ())
     if "GET" in found and has_head(request.url.path):

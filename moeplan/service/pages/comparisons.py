@@ -14,13 +14,13 @@ from moeplan.output import human_bytes, human_number, human_time
 from moeplan.service.pages.charts import Axis, Point, chart
 from moeplan.service.pages.lists import add_form, add_list
 from moeplan.service.pages.render import page
-from moeplan.service.routes.common import Context, Digest, Service, found
+from moeplan.service.routes.common import Context, Digest, Service, StrictRoute, found
 from moeplan.words import objective_value
 from planner.documents import Workload
 
 __all__ = ["router"]
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 add_list(router, "/compare", "comparison", "comparisons.html")
 add_form(router, "/compare/new", "compare")
 

@@ -11,11 +11,11 @@ from starlette.responses import RedirectResponse, Response
 from moeplan.service.guard import COOKIE
 from moeplan.service.pages.forms import Form
 from moeplan.service.pages.render import assets, page
-from moeplan.service.routes.common import Context, found
+from moeplan.service.routes.common import Context, StrictRoute, found
 
 __all__ = ["router"]
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 
 _HERE = re.compile(r"/[a-z][\w/?=&.,:%+-]*", re.ASCII)
 """Where one may be sent after logging in: a path of this service."""

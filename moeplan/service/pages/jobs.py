@@ -11,7 +11,15 @@ from starlette.responses import RedirectResponse, Response
 
 from moeplan.output import human_bytes
 from moeplan.service.pages.render import fragment, page
-from moeplan.service.routes.common import After, Context, Digest, PageLimit, Service, found
+from moeplan.service.routes.common import (
+    After,
+    Context,
+    Digest,
+    PageLimit,
+    Service,
+    StrictRoute,
+    found,
+)
 from moeplan.service.routes.jobs import stream
 from moeplan.service.store.jobs import State
 from moeplan.service.store.tables import STATES
@@ -19,7 +27,7 @@ from moeplan.service.views import JobList, JobView
 
 __all__ = ["router"]
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 
 _SHOWN = 50
 _PLACES = {"plan": "plans", "compare": "compare", "place": "placements"}

@@ -9,12 +9,12 @@ from starlette.responses import Response
 from moeplan.service.entries import kept_document
 from moeplan.service.pages.lists import add_form, add_list
 from moeplan.service.pages.render import page
-from moeplan.service.routes.common import Context, Digest, found
+from moeplan.service.routes.common import Context, Digest, StrictRoute, found
 from planner.documents import ExpertPlacement
 
 __all__ = ["router"]
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 add_list(router, "/placements", "placement", "placements.html")
 add_form(router, "/placements/new", "place")
 

@@ -27,7 +27,7 @@ from moeplan.service.pages.render import page
 from moeplan.service.pages.sides import expert_words, figures
 from moeplan.service.problems import Refusal
 from moeplan.service.requests import ExplainRequest
-from moeplan.service.routes.common import Context, Digest, Service, found
+from moeplan.service.routes.common import Context, Digest, Service, StrictRoute, found
 from moeplan.service.routes.plans import explain_inputs
 from moeplan.service.store import Kept
 from moeplan.service.store.jobs import job_id
@@ -35,7 +35,7 @@ from planner.documents import Hardware, ModelSpec, Plan, Trace
 
 __all__ = ["router"]
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 add_list(router, "/plans", "plan", "plans.html")
 add_form(router, "/plans/new", "plan")
 

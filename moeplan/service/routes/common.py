@@ -6,7 +6,7 @@ import base64
 import binascii
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast, get_args, get_origin
 
 from fastapi import Depends, Path, Query
 from fastapi.exceptions import HTTPException
@@ -110,12 +110,15 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 class StrictRoute(APIRoute):
     """A route that is strict: bodies are UTF-8 JSON with finite numbers and each key once; there is
-    no query parameter that it does not know, and none twice."""
+    no query parameter that it does not know, and none twice that is no list."""
 
     def get_route_handler(self) -> Handler:
         """Hand over a request that parses so."""
         handle = super().get_route_handler()
-        known = {field.alias for field in self.dependant.query_params}
+        known = {
+            field.alias: _is_list(field.field_info.annotation)
+            for field in self.dependant.query_params
+        }
 
         async def strict(request: Request) -> Response:
             _check_query(request, known)
@@ -141,7 +144,12 @@ class KeptRoute(StrictRoute):
         return kept
 
 
-def _check_query(request: Request, known: set[str]) -> None:
+def _is_list(annotation: Any) -> bool:
+    return any(get_origin(one) is list for one in (annotation, *get_args(annotation)))
+
+
+def _check_query(request: Request, known: dict[str, bool]) -> None:
+    """Refuse what is not known; ``known`` says of each parameter whether it may stand often."""
     seen: set[str] = set()
     for name, _ in request.query_params.multi_items():
         shown = name[:100]
@@ -149,7 +157,7 @@ def _check_query(request: Request, known: set[str]) -> None:
             names = ", ".join(sorted(known))
             knows = f"it knows {names}" if names else "it knows none"
             said = f"query.{shown}: {request.url.path} has no such parameter; {knows}"
-        elif name in seen:
+        elif name in seen and not known[name]:
             said = f"query.{shown}: given twice"
         else:
             seen.add(name)

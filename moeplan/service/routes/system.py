@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 from pydantic import BaseModel
-from starlette.responses import Response
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from moeplan.service.routes.common import Context, StrictRoute
 
@@ -41,3 +42,9 @@ def readyz(service: Context) -> HealthView:
 def metrics(service: Context) -> Response:
     """Requests, jobs by state, documents by kind, workers."""
     return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.get("/openapi.json", include_in_schema=False)
+def description(request: Request) -> Response:
+    """The API's description; the framework's own route would let unknown parameters pass."""
+    return JSONResponse(request.app.openapi())

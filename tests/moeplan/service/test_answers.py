@@ -15,6 +15,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.testclient import TestClient
 
 from moeplan.service.answers import Answers
+from moeplan.service.app import _ROUTERS
+from moeplan.service.routes.common import StrictRoute
 from moeplan.service.store import Store
 from moeplan.service.store.documents import Entry
 
@@ -157,6 +159,11 @@ def test_room_is_bounded_and_the_longest_unasked_goes_first() -> None:
         (f"/v1/jobs/{'0' * 64}?a=1", "query.a", "it knows none"),
         (f"/v1/plans/{'0' * 64}/export/vllm?Trace=1", "query.Trace", "placement, trace"),
         ("/healthz?x", "query.x", "it knows none"),
+        ("/openapi.json?x", "query.x", "it knows none"),
+        ("/plans?limt=2", "query.limt", "it knows after, limit, search"),
+        ("/jobs?state=queued&state=done", "query.state", "given twice"),
+        ("/assets/style.css?v=1", "query.v", "it knows none"),
+        ("/?page=2", "query.page", "it knows none"),
     ],
 )
 def test_unknown_parameters_are_refused(
@@ -168,6 +175,19 @@ def test_unknown_parameters_are_refused(
     assert said in answer.json()["detail"]
     posted = app_client().post("/v1/hardware?force=1", json={})
     assert (posted.status_code, posted.json()["field"]) == (422, "query.force")
+
+
+def test_every_route_is_strict(app_client: Clients) -> None:
+    routes = [route for router in _ROUTERS for route in router.routes]
+    assert {"/openapi.json", "/plans", "/login", "/v1/plans"} <= {route.path for route in routes}  # type: ignore[attr-defined]
+    assert not [route for route in routes if not isinstance(route, StrictRoute)]
+    # and the application has no others
+    assert len(app_client().app.routes) == len(_ROUTERS)  # type: ignore[attr-defined]
+
+
+def test_a_parameter_that_is_a_list_may_stand_twice(app_client: Clients) -> None:
+    chosen = "&".join(f"plan={letter * 64}" for letter in "ab")
+    assert app_client().get(f"/beside?{chosen}").status_code == 404  # no such plans
 
 
 def test_workers_give_way_as_a_session_too(server: Any) -> None:
