@@ -22,6 +22,8 @@ from benchmarks.clairvoyant import decode_bytes
 from executor.caps import PROCESS_BYTES
 from executor.synth.weights import Walk
 from planner.documents import ModelSpec, Plan, Workload, write_document
+from planner.entries import BASELINES
+from planner.looking_ahead import with_predictors
 from planner.profiles import Profile, load_profile
 from planner.solve import make_plan
 from solvers.errors import RunError
@@ -226,6 +228,8 @@ class Bench:
             memory_bytes=budget,
             solver=solver,
         )
+        if cap is not None and solver not in BASELINES:
+            plan = with_predictors(plan, profile)
         out = self.folder / f"plan-{engine.replace(' ', '-')}.json"
         write_document(plan, out)
         files = ("--routing", self.folder / "routing.npz", "--trace", self.folder / "trace.json")

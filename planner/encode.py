@@ -285,7 +285,12 @@ class Encoding:
             n_batches=self.n_batches,
             batch_size=self.batch_size,
             layers=tuple(
-                LayerPolicy(choice.start_resident, choice.resident, choice.prefetch)
+                LayerPolicy(
+                    choice.start_resident,
+                    choice.resident,
+                    choice.prefetch,
+                    "lookahead" if choice.looks_ahead else "plan",
+                )
                 for choice in schedule.stages[:-1]
             ),
             head_tile_rows=rows,
@@ -300,9 +305,13 @@ class Encoding:
 
 
 def schedule_of(policy: Policy) -> Schedule:
-    """The solvers' form of a policy: the inverse of ``Encoding.policy``."""
+    """The solvers' form of a policy: the inverse of ``Encoding.policy``, but that it knows of no
+    other predictor than ``lookahead``."""
     layers = [
-        StageChoice(layer.dense_resident, layer.resident, layer.prefetch) for layer in policy.layers
+        StageChoice(
+            layer.dense_resident, layer.resident, layer.prefetch, layer.predictor == "lookahead"
+        )
+        for layer in policy.layers
     ]
     kept = policy.resident_head_tiles
     head = StageChoice(False, tuple(range(kept)), tuple(range(kept, policy.head_tiles)))

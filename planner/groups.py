@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -75,6 +75,7 @@ class Candidate:
     objective: Objective
     factors: Factors = field(default_factory=Factors)
     _scenarios: dict[tuple[str, Factors], Scenarios] = field(default_factory=dict)
+    _said: dict[str, npt.NDArray[np.int32]] = field(default_factory=dict)
 
     def shapes(self, which: SetName) -> tuple[PassShape, ...]:
         """The passes of one run of the workload."""
@@ -95,6 +96,26 @@ class Candidate:
         fewest = 2 if which != "fit" or self.encoding.group <= _FEW else 1
         return max(wanted // len(self.shapes(which)), fewest)
 
+    def _drawn(self, which: SetName, sequences: Sequences) -> npt.NDArray[np.int32]:
+        """[passes, moe_layers, experts]: tokens of each expert in a set's passes."""
+        number = ("fit", "choose", "judge").index(which)
+        generator = np.random.default_rng([self.seed, 2, number, self.encoding.group])
+        members, shapes = getattr(self.split, which), self.shapes(which)
+        runs = range(self._runs(which))
+        return np.concatenate([draw_counts(sequences, members, shapes, generator) for _ in runs])
+
+    def _ahead(self, which: SetName) -> npt.NDArray[np.int32] | None:
+        """[passes, stages, items]: what the routers say of the same passes a layer ahead."""
+        ahead = self.encoding.profile.arrays.ahead
+        if ahead is None:
+            return None
+        if which not in self._said:
+            counts = self._drawn(which, replace(self.sequences, experts=ahead))
+            said = np.zeros(self.scenarios(which).demand.shape, dtype=np.int32)
+            said[:, list(self.encoding.profile.model.moe_layers), : counts.shape[2]] = counts
+            self._said[which] = said
+        return self._said[which]
+
     def scenarios(self, which: SetName) -> Scenarios:
         """The set's passes, with their times under the present factors."""
         key = (which, self.factors)
@@ -102,12 +123,7 @@ class Candidate:
             return self._scenarios[key]
         shapes, runs = self.shapes(which), self._runs(which)
         members = getattr(self.split, which)
-        number = ("fit", "choose", "judge").index(which)
-        group = self.encoding.group
-        generator = np.random.default_rng([self.seed, 2, number, group])
-        counts = np.concatenate(
-            [draw_counts(self.sequences, members, shapes, generator) for _ in range(runs)]
-        )
+        counts = self._drawn(which, self.sequences)
         mean = None
         if which == "fit":
             # sequences are drawn independently: with one token each, the chance that none of g
@@ -147,6 +163,7 @@ class Candidate:
             self.encoding.slot_bytes,
             max(layer.top_k for layer in model.layers),
             "time" if plain or self.objective.measure == "memory" else self.objective.measure,
+            ahead=self._ahead(which),
         )
 
     def judged(self) -> Judged:

@@ -33,7 +33,7 @@ Floats = npt.NDArray[np.float64]
 def choose_predictors(plan: Plan, profile: Profile, seed: int = 0) -> Plan:
     """``plan`` with a predictor for each layer that has one better than its list, and a note.
 
-    Everything else stays: what is predicted, and the bound, are of the lists alone.
+    Everything else stays, what is predicted, too: ``planner.looking_ahead`` states that anew.
 
     Raises
     ------
@@ -119,6 +119,6 @@ def _note(used: Counter[str], before: int, after: int, needed: int) -> str:
     layers = ", ".join(f"{name} in {count}" for name, count in sorted(better.items()))
     return (
         f"predictors by layers: {layers}; on held-out sequences they name {share(after)} of the "
-        f"experts to copy, the lists {share(before)}; what is predicted, and the bound, are of the "
-        "lists alone"
+        f"experts to copy, the lists {share(before)}; what is predicted reckons with lookahead, "
+        "of the others with the lists alone"
     )

@@ -37,11 +37,16 @@ class Stop(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StageChoice:
-    """Decisions for one stage: ``resident`` ascending, ``prefetch`` in the order of copying."""
+    """Decisions for one stage: ``resident`` ascending, ``prefetch`` in the order of copying.
+
+    With ``looks_ahead`` the items that the stage is said to demand take the place of those of
+    ``prefetch`` that have not begun, once the demand of the stage before is known.
+    """
 
     start_resident: bool = False
     resident: tuple[int, ...] = ()
     prefetch: tuple[int, ...] = ()
+    looks_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,6 +210,9 @@ class Problem:
         [stages, items], of either sign: added to the minimised time for each item that is not
         resident, so that few passes do not make the items look better that they happen not to
         demand (``solvers.variate``). None: nothing is added.
+    ahead
+        [passes or more, stages, items]: rows that are said to demand each item once the demand of
+        the stage with items before is known; None where nothing is said.
 
     Notes
     -----
@@ -223,10 +226,16 @@ class Problem:
     fan_out: int = 1
     measure: Literal["time", "idle", "bytes"] = "time"
     correction_ns: Int64 | None = None
+    ahead: Int32 | None = None
 
     def __post_init__(self) -> None:
         if self.correction_ns is not None:
             self._refuse_correction(self.correction_ns)
+        if self.ahead is not None:
+            passes, *rest = self.scenarios.demand.shape
+            if list(self.ahead.shape[1:]) != rest or len(self.ahead) < passes:
+                raise OptionError("ahead and scenarios differ in passes, stages or items")
+            self.ahead.setflags(write=False)
         if self.scenarios.demand.shape[1] != len(self.stages):
             raise OptionError("scenarios and stages differ in number of stages")
         if self.capacity_bytes < 0 or self.slot_bytes < 0:

@@ -6,13 +6,13 @@ to date whenever compute changes what it may do, unit by unit rather than chunk 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from solvers.foresight import Named, named_ahead
 from solvers.outcome import Schedule
 from solvers.problem import Problem
 from solvers.replay_channel import Channel, CopyPart
@@ -87,10 +87,6 @@ class Replay:
         return pass_ns
 
 
-Named = Mapping[tuple[int, int], tuple[int, tuple[int, ...]]]
-"""By pass and stage: how many stages on a predictor then names items, and which, in order."""
-
-
 def replay(
     problem: Problem, schedule: Schedule, *, record: bool = False, named: Named | None = None
 ) -> Replay:
@@ -103,13 +99,16 @@ def replay(
     record
         Keep every step and copy, for a timeline.
     named
-        What predictors say, where prefetches are not only the schedule's.
+        What predictors say, where prefetches are not only the schedule's; None: what the problem
+        says of the stages that look ahead.
 
     Raises
     ------
     DeadlockError
         If compute waits for a copy that can never start.
     """
+    if named is None:
+        named = named_ahead(problem, schedule)
     scenarios = problem.scenarios
     passes, count = scenarios.passes, len(problem.stages)
     streams_start = [

@@ -236,7 +236,7 @@ def plan(
     it cancels the search there.
     """
     from planner.check import check_plan
-    from planner.prefetching import choose_predictors
+    from planner.looking_ahead import with_predictors
     from planner.solve import SOLVERS, make_plan
 
     reporter = reporter_of(ctx)
@@ -280,7 +280,7 @@ def plan(
             tolerance=share,
         )
     if predictors:
-        made = choose_predictors(made, loaded, seed)
+        made = with_predictors(made, loaded, seed)
     faults = check_plan(made, loaded)
     if faults:
         # the plan's maker and the checker disagree: a bug, which must not leave as a plan

@@ -1,0 +1,125 @@
+"""A plan whose layers look ahead, with the memory shared out for that.
+
+Where the next layer's router is asked a layer ahead, copies ahead are seldom wrong. Then fewer
+slots are enough, or more of them keep what was copied: residents and slots are shared out anew,
+with and without caching, and the replay on the choosing sequences decides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from planner.documents import Plan
+from planner.encode import schedule_of
+from planner.groups import Candidate
+from planner.predict import predict
+from planner.prefetching import choose_predictors
+from planner.profiles import Profile
+from planner.recompute import candidate_of
+from solvers.checker import check_schedule
+from solvers.layout import START, Layout
+from solvers.outcome import Eviction, Schedule
+from solvers.problem import Problem
+from solvers.sets import demand_share
+
+__all__ = ["with_predictors"]
+
+_SLOTS = (2, 3, 4, 8, 16, 32, 64, 128)
+_EVICTIONS: tuple[Eviction, ...] = ("none", "plan", "lru")
+
+
+def with_predictors(plan: Plan, profile: Profile, seed: int = 0) -> Plan:
+    """``plan`` with predictors where they find more than its lists, or one that looks ahead in all
+    layers, with residents and slots for that: whichever is faster on the choosing sequences.
+
+    Raises
+    ------
+    OptionError
+        If the profile has fewer than two sequences.
+    """
+    named = choose_predictors(plan, profile, seed)
+    candidate = candidate_of(named, profile)
+    own = schedule_of(named.policy)
+    best, schedule = candidate.score("choose", own), own
+    if profile.arrays.ahead is not None and candidate.objective.measure != "memory":
+        for tried in _schedules(candidate.problem("fit"), own):
+            value = candidate.score("choose", tried)
+            if value < best:
+                best, schedule = value, tried
+    if schedule is own:
+        return _restated(named, candidate, own)
+    before = candidate.score("judge", own)
+    restated = _restated(plan, candidate, schedule)
+    note = (
+        f"predictors by layers: lookahead in {sum(one.looks_ahead for one in schedule.stages)}; "
+        f"with {schedule.slots} slots and eviction {schedule.eviction} that is "
+        f"{1 - restated.objective / before:.1%} better than predictors with the plan's own slots"
+    )
+    return dataclasses.replace(restated, notes=(*plan.notes, note))
+
+
+def _restated(plan: Plan, candidate: Candidate, schedule: Schedule) -> Plan:
+    """The plan with what follows from a schedule: policy, memory, prediction and bound."""
+    judged = candidate.score("judge", schedule)
+    bound = candidate.bound(schedule)
+    lower = None if bound is None else candidate.value("judge", bound.value_ns)
+    layers = candidate.encoding.policy(schedule).layers
+    if schedule == schedule_of(plan.policy):
+        # its other predictors, of which a schedule does not know
+        layers = plan.policy.layers
+    return dataclasses.replace(
+        plan,
+        policy=dataclasses.replace(candidate.encoding.policy(schedule), layers=layers),
+        memory={**plan.memory, "device": candidate.encoding.account(schedule)},
+        objective=judged,
+        bound=lower,
+        bound_class=None if bound is None else bound.policies,
+        gap=None if lower is None or judged <= 0 else (judged - lower) / judged,
+        predicted=predict(candidate.judged(), schedule),
+    )
+
+
+def _schedules(problem: Problem, own: Schedule) -> Iterator[Schedule]:
+    """Every number of slots with every eviction; residents are those most often demanded of what
+    the plan keeps, then of the rest, and all others are in the lists."""
+    share = demand_share(problem).round(9)
+    starts = [(i, START) for i, choice in enumerate(own.stages) if choice.start_resident]
+    tiles: list[tuple[int, int]] = []
+    experts: list[tuple[bool, float, int, int]] = []
+    for index, (stage, choice) in enumerate(zip(problem.stages, own.stages, strict=True)):
+        if stage.sequential:
+            tiles += [(index, item) for item in choice.resident]
+            continue
+        kept = set(choice.resident)
+        experts += [
+            (item not in kept, -float(share[index, item]), index, item)
+            for item in range(len(stage.items))
+        ]
+    order = [*starts, *tiles, *((index, item) for _, _, index, item in sorted(experts))]
+    ranked = [
+        np.argsort(-row[: len(stage.items)], kind="stable").tolist()
+        for stage, row in zip(problem.stages, share, strict=True)
+    ]
+    for slots in _SLOTS:
+        layout = Layout(problem, slots, own.start_slots)
+        if not layout.fits:
+            return
+        layout.fill(order)
+        for eviction in _EVICTIONS:
+            schedule = _looking(problem, layout.schedule(ranked, 1, eviction))
+            if not any(check_schedule(problem, schedule)):
+                yield schedule
+
+
+def _looking(problem: Problem, schedule: Schedule) -> Schedule:
+    """The same, each layer looking ahead that can: one with a router before it, its own resident
+    and something to copy."""
+    stages, before = [], False
+    for stage, choice in zip(problem.stages, schedule.stages, strict=True):
+        can = before and choice.start_resident and bool(choice.prefetch) and not stage.sequential
+        stages.append(dataclasses.replace(choice, looks_ahead=can))
+        before = before or (bool(stage.items) and not stage.sequential)
+    return schedule.replace(stages=tuple(stages))

@@ -1,0 +1,79 @@
+"""Plans that look ahead: never slower than what they were made from, and their numbers hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.check import check_plan
+from planner.documents import Plan, Workload, document_hash
+from planner.encode import schedule_of
+from planner.groups import smallest_budget_bytes
+from planner.looking_ahead import with_predictors
+from planner.profiles import Profile
+from planner.recompute import candidate_of
+from planner.solve import make_plan
+
+WORKLOAD = Workload(requests=1, prompt_tokens=8, new_tokens=8)
+
+
+def routed(profile: Profile, right: bool) -> Profile:
+    """Choices without any rule; the routers, asked a layer ahead, are right always or have nothing
+    to do with it."""
+    rng = np.random.default_rng(5)
+    arrays, shape = profile.arrays, profile.arrays.experts.shape
+    experts = np.empty(shape, np.uint16)
+    ahead = np.empty(shape, np.uint16)
+    for chosen in (experts, ahead):
+        chosen[..., 0] = rng.integers(0, 8, shape[:2])
+        chosen[..., 1] = (chosen[..., 0] + rng.integers(1, 8, shape[:2])) % 8
+    if right:
+        ahead = experts.copy()
+    ahead[:, 0] = 0
+    routing = replace(profile.routing, arrays_hash="c" * 64)
+    index = replace(profile.index, routing_hash=document_hash(routing))
+    arrays = replace(arrays, experts=experts, ahead=ahead)
+    return replace(profile, index=index, routing=routing, arrays=arrays)
+
+
+def plan_of(profile: Profile) -> Plan:
+    memory = smallest_budget_bytes(profile, WORKLOAD) * 2
+    return make_plan(profile, WORKLOAD, memory_bytes=memory, solver="frequency")
+
+
+def test_routers_that_are_right_make_a_faster_plan(small_profile: Profile) -> None:
+    profile = routed(small_profile, right=True)
+    plan = plan_of(profile)
+    made = with_predictors(plan, profile)
+    looking = [layer.predictor == "lookahead" for layer in made.policy.layers]
+    # each layer with a router before it
+    assert looking == [False] + [True] * (len(looking) - 1)
+    assert made.objective < plan.objective
+    assert made.predicted.tokens_per_second.value > plan.predicted.tokens_per_second.value
+    # its numbers are what a replay, made from the documents alone, says
+    assert not list(check_plan(made, profile))
+    # and not those of its lists
+    lists = tuple(replace(layer, predictor="plan") for layer in made.policy.layers)
+    listed = replace(made, policy=replace(made.policy, layers=lists))
+    assert any(one.reason == "prediction" for one in check_plan(listed, profile))
+    assert made.notes[-1].startswith("predictors by layers: lookahead in ")
+
+
+def test_routers_that_are_wrong_make_it_no_slower(small_profile: Profile) -> None:
+    profile = routed(small_profile, right=False)
+    plan = plan_of(profile)
+    made = with_predictors(plan, profile)
+    candidate = candidate_of(plan, profile)
+    before, after = (candidate.score("choose", schedule_of(one.policy)) for one in (plan, made))
+    assert after <= before
+    assert not list(check_plan(made, profile))
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_memory_is_shared_out_within_the_budget(small_profile: Profile, right: bool) -> None:
+    profile = routed(small_profile, right)
+    made = with_predictors(plan_of(profile), profile)
+    account = made.memory["device"]
+    assert account.peak_bytes <= account.capacity_bytes
