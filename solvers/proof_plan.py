@@ -5,29 +5,35 @@ what is copied of a stage before its demand is known is, in every pass, a beginn
 same list: the passes' amounts differ, what they are made of does not. Let y be the part of each
 item that a *reference* copies ahead, which has in every pass the most time that the scenarios know
 of (phi from a stage's demand to the next stage, less what is demanded: all its work, its epilogue
-and the next prologue; and the next lead, lambda). A pass is ahead of the reference only by copies
-made while compute waits for a demanded item, and for these it pays as much time; e is how far it
-is ahead, with what it has just paid for. With r, q, K, R, t, w, s, a as in ``solvers.proof``, A the
-prologue, lead and epilogue of a stage, X all its work, x the least work on one of its demanded
-items and v = max(w - (X - x), 0)
+and the next prologue; and the next lead, lambda), and p the time that it waits for start units. A
+pass is ahead of the reference only by copies made while compute waits, and for these it pays as
+much time; e is how far it is ahead, with what it has just paid for. With r, q, K, R, t, w, s, a as
+in ``solvers.proof``, A the prologue, lead and epilogue of a stage, X all its work, x the least work
+on one of its demanded items and v = max(w - (X - x), 0)
 
     share   1 - r - y >= 0
-    late    t - A - x - sum of a w (1 - r - y) - e + e before >= 0
+    late    t - A - x - p - sum of a w (1 - r - y) - e + e before >= 0
                                     what was not copied ahead is copied after the lead, and then
                                     one item at least is still to be worked on
-    whole   t - A - X - sum of a (v (1 - r) - w y) - e + e before >= 0
+    whole   t - A - X - p - sum of a (v (1 - r) - w y) - e + e before >= 0
                                     likewise; the first whole item hides behind other work, if any
     chain   z before + phi + lambda + p - s (1 - q) - sum of w y - z >= 0
                                     the reference's copies, stage by stage; z is how far it is
-                                    beyond the stage, p the time that it waits for start units
+                                    beyond the stage
     wait    s (1 - q) - p >= 0
     sets    K longest w + R (most s for a byte) - sum of w y - z >= 0
     carry   K longest w + R (most s for a byte) - e >= 0
     0 <= y <= 1,  0 <= p <= s,  0 <= z, e
 
 ``chain`` is for the last pass of a run: the reference is never less far ahead than in a pass
-before, so that "z before" of stage 0 may stand for the last stage's. Copies may pause or wait at
-will, and those on demand have no order.
+before, so that "z before" of stage 0 may stand for the last stage's; nor does it copy less of a
+stage, or wait less, in a pass before. Copies may pause or wait at will, and those on demand have no
+order.
+
+``p`` stands in ``late`` and ``whole``: where the reference waits for a start unit, it has copied up
+to the end of it and no farther. A pass that comes there no more than e before ahead waits for what
+is left, p - e before at least, and for each ns that it waits longer it may gain one. So it is ahead
+by no more than e before + its own wait - p when its demand is known, and its own wait is part of t.
 
 ``whole``: where something is demanded, work and waits after the lead take D + x at least, D being
 the copies on demand, and X anyway. Of the demanded items that are neither resident nor wholly
@@ -161,7 +167,7 @@ def plan_shares(
     copied = (both[:, :, None] * active).sum(axis=0) * copy
     ahead = (plan.chain + plan.sets * per)[:, None] * copy + plan.share - copied
     total += sum(min(int(value), 0) for value in ahead.ravel())
-    waits = plan.wait - plan.chain
+    waits = plan.wait - plan.chain + both.sum(axis=0)
     total += sum(min(int(value), 0) for value in (waits * start).ravel())
     # e of a stage stands in the next one's rows, too, but at a run's end
     following = np.concatenate([both.ravel()[1:], np.zeros(1, dtype=object)]).reshape(both.shape)

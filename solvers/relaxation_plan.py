@@ -69,6 +69,7 @@ class PlanRows:
             program.put(rows, has.lasts, 1.0)
             program.put(rows[:, :, None], parts, copies)
             program.put(rows, excess, -1.0)
+            program.put(rows, waits, -1.0)
             program.put(rows[has.follows], before[has.follows], 1.0)
         self._chain = program.row((stages,), start - times.most_before / MS)
         if stages > 1:  # with one stage it is its own predecessor
