@@ -37,7 +37,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from benchmarks.record import Record
@@ -308,7 +308,7 @@ def main(argv: list[str] | None = None) -> int:
     options = _options(argv)
     known, before = _known(options.out)
     budget = f"{options.runs} runs a cell, searches of 5 s"
-    record = Record.begin(budget=budget, before=before)
+    record = Record.begin(budget=budget)
     cells: list[Cell] = []
     print(Cell.heading())
     with contextlib.ExitStack() as stack:
@@ -335,6 +335,8 @@ def main(argv: list[str] | None = None) -> int:
                 with throttled(throttle, folder):
                     for cell in cells_of(job, folder, options, throttle, known):
                         cells.append(cell)
+                        if cell in known:
+                            record = replace(record, before=before)
                         if options.out is not None:
                             body = {"about": record.about(), **summary(cells)}
                             write_result(options.out, body, markdown(cells))

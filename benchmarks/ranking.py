@@ -9,7 +9,8 @@ the smaller budget of each checkpoint of ``benchmarks/prediction.py``, whose pro
 machine that grows slower weighs on all alike; the median counts. Equal policies are one plan and
 are run once.
 Kendall's tau (b) is over all pairs of different plans, and once more over those whose runs do not
-overlap: others cannot be told apart. Writes benchmarks/results/ranking.json.
+overlap: others cannot be told apart. Writes benchmarks/results/ranking.json; cells that are in it,
+of the same profile and strategies, are not run again.
 """
 
 # ruff: noqa: E402 (the search path comes before the imports)
@@ -26,9 +27,11 @@ sys.path[:] = [one for one in sys.path if Path(one).resolve() != Path(__file__).
 sys.path.insert(0, str(ROOT))
 
 import argparse
+import json
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -37,7 +40,7 @@ from benchmarks.record import Record
 from benchmarks.throttle import throttled
 from benchmarks.writing import write_result
 from executor import Engine
-from planner.documents import Plan, Workload
+from planner.documents import Plan, Workload, document_hash
 from planner.solve import make_plan
 from solvers.errors import MoeplanError
 from solvers.registry import BACK_ENDS, Feature, load
@@ -97,18 +100,33 @@ def ranked(bench: Bench, memory_bytes: int, workload: Workload, names: list[str]
         if name not in different
     ]
     return {
-        "checkpoint": bench.profile.model.name,
-        "throttle_bytes_per_second": bench.throttle or bench.paced_bytes_per_second,
-        "memory_bytes": memory_bytes,
-        "requests": workload.requests,
-        "prompt_tokens": workload.prompt_tokens,
-        "new_tokens": workload.new_tokens,
+        **asked_of(bench, memory_bytes, workload, names),
         "pairs": math.comb(len(rows), 2),
         "tau": kendall_tau([(row["predicted"], row["median"]) for row in rows]),
         "pairs_told_apart": len(clear),
         "tau_told_apart": tau_of(clear),
         "rows": sorted(rows, key=lambda row: -row["predicted"]) + same,
     }
+
+
+def asked_of(bench: Bench, memory_bytes: int, workload: Workload, names: list[str]) -> Document:
+    """What tells one cell from another."""
+    return {
+        "checkpoint": bench.profile.model.name,
+        "profile_hash": document_hash(bench.profile.index),
+        "throttle_bytes_per_second": bench.throttle or bench.paced_bytes_per_second,
+        "memory_bytes": memory_bytes,
+        "requests": workload.requests,
+        "prompt_tokens": workload.prompt_tokens,
+        "new_tokens": workload.new_tokens,
+        "runs": bench.runs,
+        "solvers": sorted(names),
+    }
+
+
+def _known(out: Path) -> Document:
+    """What a run before this one wrote."""
+    return json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
 
 
 def _rate(bench: Bench, plan: Plan, prompts: list[list[int]]) -> float:
@@ -170,7 +188,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run the cells, print their taus and write them."""
     options = _options(argv)
     options.work.mkdir(parents=True, exist_ok=True)
-    record = Record.begin(budget=f"{options.runs} runs a strategy, searches of 5 s")
+    known = _known(options.out)
+    budget = f"{options.runs} runs a strategy, searches of 5 s"
+    record = Record.begin(budget=budget)
     jobs = [
         Job(one, (options.memory,), (8,), options.prompt_tokens, options.new_tokens)
         for one in options.checkpoints
@@ -184,7 +204,13 @@ def main(argv: list[str] | None = None) -> int:
             for requests in options.requests or job.requests:
                 workload = Workload(requests, job.prompt_tokens, job.new_tokens)
                 memory_bytes = int(size * min(job.memory))
-                cell = ranked(bench, memory_bytes, workload, options.solvers)
+                asked = asked_of(bench, memory_bytes, workload, options.solvers)
+                alike = (one for one in known.get("cells", []) if asked.items() <= one.items())
+                cell = next(alike, {})
+                if cell:
+                    record = replace(record, before=known["about"])
+                else:
+                    cell = ranked(bench, memory_bytes, workload, options.solvers)
                 cells.append(cell)
                 tau = cell["tau"]
                 said = "no two rates differ" if tau is None else f"tau {tau:.2f}"

@@ -104,12 +104,26 @@ def test_a_stopped_grid_goes_on(
     """The profile and the cells that are there stay; only what is missing runs."""
     folder, words = first
     out = folder / "result.json"
-    (before,) = json.loads(out.read_text())["cells"]
+    old = json.loads(out.read_text())
+    (before,) = old["cells"]
     monkeypatch.setattr(benchmark_module, "profile_checkpoint", None)
     assert benchmark_module.main([*words, "--out", str(out), "--requests", "2", "3"]) == 0
-    again, second = json.loads(out.read_text())["cells"]
+    result = json.loads(out.read_text())
+    again, second = result["cells"]
     assert again == before
     assert second["requests"] == 3
+    # what of it came before counts with its own time
+    old["about"]["seconds"] = 1000.0
+    out.write_text(json.dumps(old))
+    assert benchmark_module.main([*words, "--out", str(out), "--requests", "2"]) == 0
+    assert json.loads(out.read_text())["about"]["seconds"] >= 1000
+    # and of another profile nothing
+    old["cells"][0]["profile_hash"] = "0" * 64
+    out.write_text(json.dumps(old))
+    assert benchmark_module.main([*words, "--out", str(out), "--requests", "2"]) == 0
+    anew = json.loads(out.read_text())
+    assert anew["cells"][0]["profile_hash"] != "0" * 64
+    assert anew["about"]["seconds"] < 1000
 
 
 def test_every_strategy_of_a_cell_is_planned_and_run(
@@ -132,6 +146,14 @@ def test_every_strategy_of_a_cell_is_planned_and_run(
             continue
         assert len(row["measured"]) == 2
         assert 0 < row["least"] <= row["median"] <= row["most"]
+    # it goes on where it was: the cell is not run again, one of other strategies is
+    planned: list[str] = []
+    monkeypatch.setattr(ranking, "ranked", lambda *_: planned.append("again") or {**cell, "x": 1})
+    same = [*words, "--solvers", "lru", "on-demand", "all-experts"]
+    assert ranking.main(same) == 0
+    assert json.loads(out.read_text())["cells"] == [cell]
+    assert ranking.main([*words, "--solvers", "lru", "on-demand"]) == 0
+    assert planned == ["again"]
 
 
 def test_without_drift_a_prediction_stays(first: tuple[Path, list[str]]) -> None:
