@@ -21,10 +21,10 @@ from planner.memory import (
     expands_context,
 )
 
-__all__ = ["Attention"]
+__all__ = ["Attention", "Tile"]
 
 
-class _Tile(NamedTuple):
+class Tile(NamedTuple):
     """Sequences [first, stop), computed as prefill or as decode."""
 
     first: int
@@ -68,7 +68,7 @@ class Attention:
 
     # --- tiles --------------------------------------------------------------------------------
 
-    def _tiles(self, batch: range) -> Iterator[_Tile]:
+    def _tiles(self, batch: range) -> Iterator[Tile]:
         state = self._state
         if not state.mixed:
             yield from self._grid(batch, state.longest, prefill=state.begins)
@@ -91,13 +91,13 @@ class Attention:
             while stop < min(first + step, batch.stop) and state.joins(stop):
                 stop += 1
             if stop > first:
-                yield _Tile(first, stop, prefill=True)
+                yield Tile(first, stop, prefill=True)
             first = max(stop, first + 1)
 
-    def _grid(self, batch: range, length: int, *, prefill: bool) -> Iterator[_Tile]:
+    def _grid(self, batch: range, length: int, *, prefill: bool) -> Iterator[Tile]:
         step = self._step(length, len(batch))
         for first in range(batch.start, batch.stop, step):
-            yield _Tile(first, min(first + step, batch.stop), prefill)
+            yield Tile(first, min(first + step, batch.stop), prefill)
 
     def _step(self, length: int, most: int) -> int:
         if length > 1:

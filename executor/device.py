@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from executor.adapters import Adapter, ExpertWeights, make_adapter
+from executor.adapters.encoder_decoder import EncoderDecoderAdapter
 from executor.caps import check_cap
 from executor.direct import Pacer, Piece, ReadBuffer
 from executor.embedding import Embedding
+from executor.encoder_decoder import EncoderDecoderOperations, EncoderDecoderState
 from executor.layout import Place
 from executor.ledger import Ledger
 from executor.memory import Backend, CpuBackend, Lane, Region
@@ -18,6 +20,7 @@ from executor.quantized import QuantizedMatrix
 from executor.schedule import Chunk
 from executor.source import WeightSource
 from executor.state import GroupState
+from executor.tokenizer import start_tokens
 from executor.units import Unit, Units, head_tile_span, model_units
 from planner.documents import LayerSpec, ModelSpec, Policy, Workload
 from planner.memory import (
@@ -106,6 +109,7 @@ class Device:
         if verify:
             source.prepare_checks()
         self.adapter: Adapter = make_adapter(source.checkpoint.config, model, self.dtype)
+        self.start_tokens = start_tokens(source.checkpoint) if model.encoder else ()
         longest = self.adapter.longest_context
         if longest is not None and context_tokens(workload) > longest:
             raise UnsupportedError(
@@ -152,10 +156,15 @@ class Device:
         self.memory.prepare(self.reader, [self._pieces(unit) for unit in streamed])
         self.embedding = Embedding(self.memory.rows, source, self.pacer, self.dtype)
         self.embedding.load_all()
-        self.state = GroupState(
-            self._arena, model, policy, workload, self.dtype, self.adapter.cache_shape()
-        )
-        self.operations = Operations(self.adapter, self.state, self.embedding, policy)
+        sizes = self._arena, model, policy, workload, self.dtype, self.adapter.cache_shape()
+        self.state: GroupState
+        self.operations: Operations
+        if isinstance(self.adapter, EncoderDecoderAdapter):
+            self.state = both = EncoderDecoderState(*sizes)
+            self.operations = EncoderDecoderOperations(self.adapter, both, self.embedding, policy)
+        else:
+            self.state = GroupState(*sizes)
+            self.operations = Operations(self.adapter, self.state, self.embedding, policy)
 
     def _sizes(self) -> dict[Unit, int]:
         model, policy = self.source.model, self.policy

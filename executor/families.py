@@ -20,6 +20,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "phimoe": ("executor.adapters.phimoe", "PhimoeAdapter"),
     "qwen2_moe": ("executor.adapters.qwen2_moe", "Qwen2MoeAdapter"),
     "qwen3_moe": ("executor.adapters.qwen3_moe", "Qwen3MoeAdapter"),
+    "switch_transformers": ("executor.adapters.switch_transformers", "SwitchTransformersAdapter"),
 }
 
 
@@ -29,10 +30,9 @@ _MISSING = {
     "llama4_text": "attention in chunks and experts that scale their input",
     "minimax": "linear attention",
     "minimax_m1": "linear attention",
-    "nllb-moe": "an encoder and cross attention",
+    "nllb-moe": "results to match: transformers sends each token to its experts 0 and 1 alone",
     "qwen3_5_moe_text": "linear attention",
     "qwen3_next": "linear attention",
-    "switch_transformers": "an encoder and cross attention",
 }
 """What the executor lacks for families that transformers has."""
 

@@ -76,8 +76,9 @@ class Generation:
         self.results: list[list[int]] = [[] for _ in prompts]
         size = device.state.capacity
         members = range(len(prompts))
+        fed = [[*tokens, *device.start_tokens] for tokens in prompts]
         self._group = Sequences(
-            prompts, members[:size], self.results, self._ends, waiting=members[size:]
+            fed, members[:size], self.results, self._ends, waiting=members[size:]
         )
         # a place is never empty while prompts wait, so all end in as many passes as one group
         # after the other may take

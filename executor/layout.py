@@ -110,8 +110,12 @@ def quantized_layouts(
     Raises
     ------
     UnsupportedError
-        If groups do not fit an expert's rows.
+        If groups do not fit an expert's rows, or the model has an encoder.
     """
+    if model.encoder:
+        raise UnsupportedError(
+            f"{model.name}: experts of an encoder-decoder cannot be quantized yet"
+        )
     found = dict(layouts)
     for layer in model.layers:
         for expert in range(layer.experts):

@@ -64,7 +64,7 @@ class Operations:
         self._adapter, self._state, self._embedding = adapter, state, embedding
         self._model: ModelSpec = adapter.model
         self._tile_rows = policy.head_tile_rows
-        self._attention = Attention(adapter, state)
+        self._attention = self._make_attention()
         self._bucketed = self._attention.bucketed
         self._order = torch.empty(0, dtype=torch.int64)
         self._weights = torch.empty(0)
@@ -78,6 +78,9 @@ class Operations:
         """Chooses the next tokens by whole rows of logits; None: the likeliest."""
         self.chosen = torch.empty(0, 0, dtype=torch.int64)
         """Experts that the last router chose: [tokens, top_k]."""
+
+    def _make_attention(self) -> Attention:
+        return Attention(self._adapter, self._state)
 
     def begin(self, counts: list[int], past: list[int], longest: int = 0) -> None:
         """Begin a pass: tokens of each sequence now and before.
@@ -182,12 +185,16 @@ class Operations:
         self._feed_forward(self._adapter.dense_mlp(layer))
         self.combine()
 
-    def _feed_forward(self, weights: FeedForward) -> None:
+    def _feed_forward(self, weights: FeedForward | ExpertWeights) -> None:
         """A feed-forward of all tokens, into their sums."""
         state = self._state
         normed = state.normed
         for first in range(0, state.tokens, EXPERT_TILE_ROWS):
             rows = normed[first : first + EXPERT_TILE_ROWS]
+            if isinstance(weights, ExpertWeights):
+                result = feed_expert(self._adapter, rows, weights)
+                state.sums[first : first + EXPERT_TILE_ROWS] = result
+                continue
             gate = functional.silu(functional.linear(rows, weights.gate), inplace=True)
             gate.mul_(functional.linear(rows, weights.up))
             result = functional.linear(gate, weights.down)

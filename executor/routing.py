@@ -11,12 +11,17 @@ from executor.device import Device
 from executor.units import Unit
 from planner.documents import ModelSpec, Policy
 from planner.routing import TraceArrays
-from solvers.errors import OptionError
+from solvers.errors import OptionError, UnsupportedError
 
 __all__ = ["Recorded", "RoutingLog", "check_recorded", "needs_of"]
 
 Recorded = Sequence[npt.NDArray[np.uint16]]
 """What the tokens of each pass of a run chose: [tokens, moe_layers, top_k] a pass."""
+
+NO_TRACE = (
+    "a routing trace cannot be kept of an encoder-decoder yet: each token meets the routers of one "
+    "side only"
+)
 
 
 def check_recorded(recorded: Recorded | None, model: ModelSpec, policy: Policy) -> None:
@@ -26,10 +31,14 @@ def check_recorded(recorded: Recorded | None, model: ModelSpec, policy: Policy) 
     ------
     OptionError
         Saying which.
+    UnsupportedError
+        If the plan is clairvoyant and the model of a kind that cannot be recorded.
     """
     clairvoyant = policy.eviction == "belady" or any(
         layer.predictor == "clairvoyant" for layer in policy.layers
     )
+    if model.encoder and clairvoyant:
+        raise UnsupportedError(f"{model.name}: {NO_TRACE}, so no plan can be clairvoyant")
     if recorded is None and clairvoyant:
         raise OptionError(
             "the plan is clairvoyant (its eviction, or a layer's predictor): give what an earlier "
@@ -85,9 +94,12 @@ class RoutingLog:
         self._position: list[npt.NDArray[np.int32]] = []
         self._phase: list[npt.NDArray[np.uint8]] = []
         self._ahead: list[npt.NDArray[np.uint16]] | None = [] if ahead else None
+        self._refused = f"{model.name}: {NO_TRACE}" if model.encoder else None
 
     def add(self, layer: int, device: Device, members: Sequence[int]) -> None:
         """What the router of ``layer`` has just chosen; ``members`` number the sequences."""
+        if self._refused is not None:
+            return
         state = device.state
         if self._column[layer] == 0:
             counts, past = np.asarray(state.counts), np.asarray(state.past)
@@ -108,12 +120,30 @@ class RoutingLog:
             following = device.operations.look_ahead(self.moe_layers[column])
             self._ahead[-1][:, column] = following.cpu().numpy()
 
+    def _check(self) -> None:
+        if self._refused is not None:
+            raise UnsupportedError(self._refused)
+
     def passes(self) -> Recorded:
-        """The choices pass by pass."""
+        """The choices pass by pass.
+
+        Raises
+        ------
+        UnsupportedError
+            As ``arrays``.
+        """
+        self._check()
         return tuple(self._experts)
 
     def arrays(self) -> TraceArrays:
-        """All choices, by sequence and position."""
+        """All choices, by sequence and position.
+
+        Raises
+        ------
+        UnsupportedError
+            If the model has an encoder.
+        """
+        self._check()
         if not self._sequence:
             empty = np.zeros((0, len(self.moe_layers), self._top_k), np.uint16)
             none = np.zeros(0, np.int32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from executor.device import Device
+from executor.encoder_decoder import EncoderDecoderOperations
 from executor.recorder import Recorder
 from executor.schedule import Named
 from executor.transfers import Transfers
@@ -64,7 +65,10 @@ class Runtime:
             Unfinished sequences and the next token of each.
         """
         self.embed(pass_index, tokens)
+        operations = self._operations
         for layer in range(len(self._model.layers)):
+            if isinstance(operations, EncoderDecoderOperations) and layer == operations.decoder:
+                operations.turn()
             self.layer(pass_index, layer)
         return self.head(pass_index)
 
@@ -88,6 +92,12 @@ class Runtime:
         slot = self._wait(dense, "wait_dense", pass_index)
         if slot is not None:
             self._device.bind_dense(dense, slot)
+        if not state.tokens:
+            # an encoder's, in a pass in which no sequence begins
+            transfers.release_dense(layer)
+            if self._model.layers[layer].experts:
+                transfers.route([], None)
+            return
         for batch in range(state.batches):
             operations.attention(layer, batch)
             record("attention", pass_index, layer, batch, state.batch_tokens(batch))

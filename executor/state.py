@@ -16,7 +16,7 @@ from executor.memory import Regions
 from planner.documents import ModelSpec, Policy, Workload
 from planner.memory import context_tokens, group_sequences, kept_tokens
 
-__all__ = ["GroupState"]
+__all__ = ["GroupState", "KeyValueWriter", "cut"]
 
 
 class GroupState:
@@ -69,16 +69,17 @@ class GroupState:
         self.prompt_tokens = workload.prompt_tokens
         self._hidden_size = model.hidden_size
         rows = self.capacity * workload.prompt_tokens
-        places = len(model.layers) * self.capacity * self.columns
+        layers = len(model.layers) - model.encoder_depth  # an encoder keeps nothing
+        places = layers * self.capacity * self.columns
         keys = places * cache.key_heads * cache.key_size
         values = places * cache.value_heads * cache.value_size
-        both = _cut(arena, "kv", "keys and values", (keys + values,), dtype)
-        shape = (len(model.layers), self.capacity)
+        both = cut(arena, "kv", "keys and values", (keys + values,), dtype)
+        shape = (layers, self.capacity)
         self._keys = both[:keys].view(*shape, cache.key_heads, self.columns, cache.key_size)
         self._values = both[keys:].view(*shape, cache.value_heads, self.columns, cache.value_size)
-        self._hidden = _cut(arena, "hidden", "residual", (rows, model.hidden_size), dtype)
-        self._normed = _cut(arena, "hidden", "expert input", (rows, model.hidden_size), dtype)
-        self._sums = _cut(arena, "hidden", "sums", (rows, model.hidden_size), torch.float32)
+        self._hidden = cut(arena, "hidden", "residual", (rows, model.hidden_size), dtype)
+        self._normed = cut(arena, "hidden", "expert input", (rows, model.hidden_size), dtype)
+        self._sums = cut(arena, "hidden", "sums", (rows, model.hidden_size), torch.float32)
         self.device = self._hidden.device
         self.counts: list[int] = []
         self.past: list[int] = []
@@ -273,9 +274,10 @@ def _gathered(values: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
     return values.gather(2, index)
 
 
-def _cut(
+def cut(
     arena: Regions, purpose: str, name: str, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
+    """A tensor of an arena's, accounted for under ``purpose``."""
     count = 1
     for extent in shape:
         count *= extent

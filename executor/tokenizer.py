@@ -104,16 +104,41 @@ def end_tokens(checkpoint: Checkpoint) -> frozenset[int]:
     CheckpointError
         If ``generation_config.json`` cannot be read.
     """
-    path = checkpoint.folder / "generation_config.json"
-    values: dict[str, Any] = checkpoint.config
-    if exists(path):
-        try:
-            values = json.loads(read_regular(path).decode())
-        except (DocumentError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{path}: cannot be read: {error}") from error
-    ends = values.get("eos_token_id") if isinstance(values, dict) else None
+    ends = _generation(checkpoint).get("eos_token_id")
     if isinstance(ends, int):
         return frozenset({ends})
     if isinstance(ends, list):
         return frozenset(token for token in ends if isinstance(token, int))
     return frozenset()
+
+
+def start_tokens(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """What the decoder of an encoder-decoder begins with, found likewise.
+
+    Raises
+    ------
+    CheckpointError
+        If neither file says it, or ``generation_config.json`` cannot be read.
+    """
+    values = _generation(checkpoint)
+    for key in ("decoder_start_token_id", "bos_token_id"):
+        token = values.get(key)
+        if token is not None:
+            if isinstance(token, int) and 0 <= token < checkpoint.model.vocab_size:
+                return (token,)
+            raise CheckpointError(f"{checkpoint.folder}: its {key} {token!r} is no token")
+    raise CheckpointError(
+        f"{checkpoint.folder}: no decoder_start_token_id in generation_config.json or, where there "
+        "is none, config.json"
+    )
+
+
+def _generation(checkpoint: Checkpoint) -> dict[str, Any]:
+    path = checkpoint.folder / "generation_config.json"
+    values: Any = checkpoint.config
+    if exists(path):
+        try:
+            values = json.loads(read_regular(path).decode())
+        except (DocumentError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{path}: cannot be read: {error}") from error
+    return values if isinstance(values, dict) else {}

@@ -112,6 +112,10 @@ def check_policy(model: ModelSpec, policy: Policy) -> None:
                 f"{where}.predictor has no effect: no router comes before it, or nothing is "
                 "prefetched; use 'plan'"
             )
+        if layer.predictor != "plan" and model.encoder:
+            raise DocumentError(
+                f"{where}.predictor: an encoder-decoder has prefetches by the plan only yet"
+            )
         if layer.predictor == "lookahead" and not layer.dense_resident:
             raise DocumentError(
                 f"{where}.predictor looks ahead with the layer's router, which is in a dense part "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from executor.device import Device
+from executor.encoder_decoder import EncoderDecoderOperations
 from executor.operations import feed_expert, tile_of
 from executor.units import Unit
 from planner.memory import ATTENTION_TILE_ROWS, EXPERT_TILE_ROWS
@@ -29,20 +30,28 @@ def warm_up(device: Device) -> None:
         return
     few = max(min(sequences, ATTENTION_TILE_ROWS // prompt), 1)
     with torch.inference_mode():
+        if isinstance(operations, EncoderDecoderOperations):
+            operations.begin([prompt + 1] * few, [0] * few)
+            _zeros(device, range(operations.decoder))
+            operations.turn()
+            _zeros(device, range(operations.decoder, len(device.source.model.layers)))
+            _head(device)
+            _experts(device, min(state.capacity * prompt, EXPERT_TILE_ROWS))
+            return
         for counts, past in (([prompt] * few, [0] * few), ([1] * sequences, [prompt] * sequences)):
             operations.begin(counts, past)
-            state.hidden.zero_()
-            for layer in _kinds(device):
-                _layer(device, layer)
+            _zeros(device, range(len(device.source.model.layers)))
             _head(device)
         _experts(device, min(state.capacity * prompt, EXPERT_TILE_ROWS))
 
 
-def _kinds(device: Device) -> list[int]:
-    """One layer with experts, and one without where there is one."""
-    layers = device.source.model.layers
-    first = {layer.experts > 0: layer.index for layer in reversed(layers)}
-    return sorted(first.values())
+def _zeros(device: Device, layers: range) -> None:
+    """Of ``layers`` one with experts, and one without where there is one, computed of zeros."""
+    device.state.hidden.zero_()
+    specs = device.source.model.layers
+    first = {specs[layer].experts > 0: layer for layer in reversed(layers)}
+    for layer in sorted(first.values()):
+        _layer(device, layer)
 
 
 def _layer(device: Device, layer: int) -> None:

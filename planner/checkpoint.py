@@ -74,12 +74,14 @@ class Checkpoint:
     embedding, head, final_norm
         Outside the layers; a tied head is the embedding's entry.
     dense
-        ``dense[layer]``: the dense part's tensors, in one order for all layers of a kind.
+        ``dense[layer]``: the dense part's tensors, in one order for all layers of a kind; an
+        encoder's layers come before the decoder's.
     experts
         ``experts[layer][expert]``: gate, up, down (one tensor for both where they alternate), then
         biases; with fp8 each weight's scales after it; no experts in a dense layer.
     extra
-        Further tensors of the head or the final norm: their biases, in the few models with any.
+        Further tensors of the head or the final norm: their biases, in the few models with any,
+        and an encoder's final norm.
     """
 
     folder: Path
@@ -143,19 +145,18 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     embedding = find.whole(architecture.embedding)
     final_norm = find.whole(architecture.final_norm)
     head = _head(architecture, stored, find, embedding)
-    extra = tuple(find.whole(weight) for weight in architecture.extra)
-    layers = [find.layer(shape) for shape in architecture.layers]
-    encoder = [find.layer(shape) for shape in architecture.encoder_layers]
-    others = [find.whole(weight) for weight in architecture.encoder_other]
+    extra = tuple(
+        find.whole(weight) for weight in (*architecture.extra, *architecture.encoder_other)
+    )
+    layers = [find.layer(shape) for shape in architecture.stack]
     sizes = ModelSizes(
         layers=tuple(_sizes(*layer) for layer in layers),
-        encoder_layers=tuple(_sizes(*layer) for layer in encoder),
         embedding=embedding.size_bytes,
         final_norm=final_norm.size_bytes
         + sum(entry.size_bytes for entry in extra if not entry.name.startswith("lm_head")),
         head=(0 if head is embedding else head.size_bytes)
         + sum(entry.size_bytes for entry in extra if entry.name.startswith("lm_head")),
-        other=sum(entry.size_bytes for entry in others) + find.rest(architecture),
+        other=find.rest(architecture),
         by_dtype=find.by_dtype(),
     )
     model = build_model(

@@ -220,7 +220,8 @@ def account_device(
             * kept_tokens(workload)
             * sum(_kv_bytes(model, layer, dtype_bytes) for layer in model.layers)
         ),
-        "hidden": _hidden_bytes(model, sequences * workload.prompt_tokens, dtype_bytes),
+        "hidden": _hidden_bytes(model, sequences * workload.prompt_tokens, dtype_bytes)
+        + _decoder_bytes(model, sequences, dtype_bytes),
         "workspace": workspace_bytes(model, policy, workload, dtype_bytes)
         + read_buffer_bytes(model, policy)
         + decode_bytes(model),
@@ -247,6 +248,11 @@ def _hidden_bytes(model: ModelSpec, tokens: int, dtype_bytes: int) -> int:
     # and the token's number, a few times over
     bookkeeping = tokens * (top_k * 48 + 64)
     return 2 * aligned(values * dtype_bytes) + aligned(values * 4) + aligned(bookkeeping)
+
+
+def _decoder_bytes(model: ModelSpec, sequences: int, dtype_bytes: int) -> int:
+    """Residual stream of a decoder beside that of its encoder: one token of each sequence."""
+    return aligned(sequences * model.hidden_size * dtype_bytes) if model.encoder else 0
 
 
 def workspace_bytes(model: ModelSpec, policy: Policy, workload: Workload, dtype_bytes: int) -> int:

@@ -37,7 +37,6 @@ class ModelSizes:
     """Bytes of every part of a model, and of each type that they are stored in."""
 
     layers: tuple[LayerSizes, ...]
-    encoder_layers: tuple[LayerSizes, ...]
     embedding: int
     final_norm: int
     head: int
@@ -76,7 +75,7 @@ def build_model(
         kv_heads=architecture.kv_heads,
         head_dim=architecture.head_dim,
         max_context=architecture.max_context,
-        layers=_layers(architecture.layers, sizes.layers, dtype_bytes),
+        layers=_layers(architecture.stack, sizes.layers, dtype_bytes),
         embedding_bytes=sizes.embedding,
         head_bytes=sizes.head,
         final_norm_bytes=sizes.final_norm,
@@ -87,7 +86,7 @@ def build_model(
         bytes_source=bytes_source,
         fingerprint=fingerprint,
         synthetic=synthetic,
-        encoder_layers=_layers(architecture.encoder_layers, sizes.encoder_layers, dtype_bytes),
+        encoder=len(architecture.encoder_layers) or None,
     )
 
 

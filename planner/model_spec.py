@@ -107,15 +107,13 @@ def _sizes(architecture: Architecture, dtype: str) -> ModelSizes:
         return sum(size(weight) for weight in shape.dense) + shape.experts * one
 
     extra = Counter[str]()
-    for weight in architecture.extra:
+    for weight in (*architecture.extra, *architecture.encoder_other):
         extra["head" if weight.role.startswith("lm_head") else "norm"] += size(weight)
     return ModelSizes(
-        layers=layers(architecture.layers),
-        encoder_layers=layers(architecture.encoder_layers),
+        layers=layers(architecture.stack),
         embedding=size(architecture.embedding),
         final_norm=size(architecture.final_norm) + extra["norm"],
         head=(size(architecture.head) if architecture.head else 0) + extra["head"],
-        other=sum(size(weight) for weight in architecture.encoder_other)
-        + sum(whole(shape) for shape in architecture.spare),
+        other=sum(whole(shape) for shape in architecture.spare),
         by_dtype=by_dtype,
     )

@@ -39,6 +39,7 @@ __all__ = [
     "NOT_WRITTEN",
     "check_budget",
     "check_dtype",
+    "check_plannable",
     "choose_dtype",
     "largest_budget",
     "offline_profile",
@@ -55,6 +56,21 @@ _DISK_LATENCY_NS = Figure(197_000.0, "fitted", 100_000.0, 2)
 0.1.0): what is left at no bytes."""
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+def check_plannable(model: ModelSpec) -> None:
+    """Refuse a model whose passes no prediction knows.
+
+    Raises
+    ------
+    UnsupportedError
+        If it has an encoder.
+    """
+    if model.encoder:
+        raise UnsupportedError(
+            f"{model.name}: encoder-decoder models cannot be profiled or planned for yet; they run "
+            "from a plan made by hand (docs/adding-an-architecture.md)"
+        )
 
 
 def check_dtype(name: str) -> None:
@@ -142,8 +158,7 @@ def offline_profile(
     UnsupportedError
         If the planner has no account of such a model's memory, or nothing holds its weights.
     """
-    if model.encoder_layers:
-        raise UnsupportedError(f"{model.name}: encoder-decoder models cannot be planned for yet")
+    check_plannable(model)
     if any(layer.state_bytes for layer in model.layers):
         raise UnsupportedError(
             f"{model.name}: the state that its linear attention keeps is in no account of memory "

@@ -44,6 +44,11 @@ def check_span(model: ModelSpec, workload: Workload) -> None:
     window, sinks = workload.attention_window, workload.attention_sinks
     if window is None:
         return
+    if model.encoder:
+        raise UnsupportedError(
+            f"{model.name} ({model.family}): an encoder and a decoder have contexts of their own, "
+            "with which --attention-window does not go together: leave it out"
+        )
     for layer in model.layers:
         why = ""
         if layer.window is not None:

@@ -45,7 +45,8 @@ CONTEXT_STEPS = 8
 ROUTER_TILE_ROWS = 4096
 """Most rows that the router scores at once."""
 
-_SINKS = ("gpt_oss",)
+_TABLES = ("gpt_oss", "switch_transformers")
+"""Families that add to the scores: sinks, or position biases."""
 
 _MKL_BYTES = 56 << 20
 """Most that MKL keeps for packed matrices in float32 (measured: 48 MiB with two threads,
@@ -82,10 +83,11 @@ def expert_tile_rows(tokens: int, dtype_bytes: int) -> int:
 
 def expands_context(model: ModelSpec) -> bool:
     """Whether attention makes keys and values of every head anew in each pass, and all scores at
-    once: from latents (they are smaller than the heads' keys and values), or to add sinks."""
+    once: from latents (they are smaller than the heads' keys and values), or to add to them."""
     whole = 2 * model.kv_heads * model.head_dim * model.dtype_bytes
-    latent = any(layer.kv_bytes_per_token < whole for layer in model.layers)
-    return latent or model.family in _SINKS
+    decoder = model.layers[model.encoder_depth :]
+    latent = any(layer.kv_bytes_per_token < whole for layer in decoder)
+    return latent or model.family in _TABLES
 
 
 def operation_bytes(model: ModelSpec, policy: Policy, workload: Workload, dtype_bytes: int) -> int:

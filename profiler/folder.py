@@ -16,6 +16,7 @@ from executor.source import WeightSource, open_weights
 from executor.tokenizer import load_tokenizer
 from planner.documents import ModelSpec, ProfileIndex, RoutingTrace
 from planner.files import exists, read_regular
+from planner.offline import check_plannable
 from profiler.bench import Tokens
 from profiler.measure import Effort, Measurement
 from profiler.prompts import bundled_prompts
@@ -221,6 +222,7 @@ def _runnable(source: WeightSource) -> ModelSpec:
     model = source.model
     if model.dtype not in DTYPES:
         raise UnsupportedError(f"{model.name}: weights of type {model.dtype} cannot be run yet")
+    check_plannable(model)
     return model
 
 

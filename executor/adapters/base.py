@@ -83,8 +83,10 @@ class Adapter:
     block, gate, shared
         Names in transformers' modules: of the layer's feed-forward, of the router and of the
         shared experts in it.
+    activation_key, epsilon_key
+        The configuration's names for the experts' activation and for what norms add to a variance.
     activations
-        Values of ``hidden_act`` that the experts' activation stands for.
+        Values of ``activation_key`` that the experts' activation stands for.
     norm
         Class of the final norm; None: the family's RMSNorm.
     float32_router
@@ -103,7 +105,9 @@ class Adapter:
     block: ClassVar[str] = "mlp"
     gate: ClassVar[str] = "gate"
     shared: ClassVar[str] = "shared_experts"
+    activation_key: ClassVar[str] = "hidden_act"
     activations: ClassVar[Collection[str]] = _ACTIVATIONS
+    epsilon_key: ClassVar[str] = "rms_norm_eps"
     float32_router: ClassVar[bool] = False
     norm: ClassVar[type[nn.Module] | None] = None
 
@@ -117,7 +121,7 @@ class Adapter:
             why = " ".join(str(error).split())[:200]
             raise self.refuse(f"transformers does not take its configuration: {why}") from error
         self.config._attn_implementation = self.attention_kind
-        self.require("hidden_act", self.activations, what="activation")
+        self.require(self.activation_key, self.activations, what="activation")
         self.check_config()
         self._check_windows()
         self.longest_context = self._longest_context()
@@ -125,14 +129,15 @@ class Adapter:
         self.head_bias: torch.Tensor | None = None
         with torch.device("meta"):
             self._layers = [
-                classes["layer"](self.config, index).eval() for index in range(len(model.layers))
+                layer.eval() for layer in self.make_layers(classes["layer"], len(model.layers))
             ]
-            self._final_norm = classes["norm"](model.hidden_size, eps=self.config.rms_norm_eps)
+            eps = getattr(self.config, self.epsilon_key)
+            self._final_norm = classes["norm"](model.hidden_size, eps=eps)
         self._rotary = classes["rotary"](self.config)
-        for layer, spec in zip(self._layers, model.layers, strict=True):
+        for spec in model.layers:
             if spec.experts:
                 # experts are ours: neither their memory nor their code is needed
-                block = getattr(layer, self.block)
+                block = self.feed_forward(spec.index)
                 if not hasattr(block, "experts"):
                     raise self.refuse(f"transformers' layer {spec.index} has no experts")
                 del block.experts
@@ -152,6 +157,14 @@ class Adapter:
             "norm": cls.norm or getattr(modeling, f"{cls.prefix}RMSNorm"),
             "rotary": getattr(modeling, f"{cls.prefix}RotaryEmbedding"),
         }
+
+    def make_layers(self, kind: Any, count: int) -> list[Any]:
+        """transformers' layers, of its class ``kind``."""
+        return [kind(self.config, index) for index in range(count)]
+
+    def feed_forward(self, layer: int) -> Any:
+        """transformers' module of a layer's feed-forward, with experts or without."""
+        return getattr(self._layers[layer], self.block)
 
     def check_config(self) -> None:
         """Refuse what the family's configuration may ask for and this adapter lacks.
@@ -336,15 +349,16 @@ class Adapter:
 
     def router(self, layer: int) -> Any:
         """A layer's router: from rows to logits, weights and experts."""
-        return getattr(getattr(self._layers[layer], self.block), self.gate)
+        return getattr(self.feed_forward(layer), self.gate)
 
-    def dense_mlp(self, layer: int) -> FeedForward:
-        """The feed-forward of a layer without experts."""
-        return _feed_forward(getattr(self._layers[layer], self.block))
+    def dense_mlp(self, layer: int) -> FeedForward | ExpertWeights:
+        """The feed-forward of a layer without experts; one that is computed as an expert is, as
+        its weights."""
+        return _feed_forward(self.feed_forward(layer))
 
     def shared_experts(self, layer: int) -> FeedForward:
         """What every token passes beside the experts that it chose, in a layer that has them."""
-        return _feed_forward(getattr(getattr(self._layers[layer], self.block), self.shared))
+        return _feed_forward(getattr(self.feed_forward(layer), self.shared))
 
     def final_norm(self, rows: torch.Tensor) -> torch.Tensor:
         """Norm before the head."""

@@ -177,6 +177,10 @@ class ParallelEngine(Closing):
             self.model = source.model
             self._end_tokens = end_tokens(source.checkpoint)
         check_fits(placement, self.model)
+        if self.model.encoder:
+            raise UnsupportedError(
+                f"{self.model.name}: an encoder-decoder cannot run on several devices yet"
+            )
         if placement.devices > _MOST_RANKS:
             raise UnsupportedError(
                 f"the placement is for {placement.devices} devices; at most {_MOST_RANKS} "

@@ -220,6 +220,11 @@ class Architecture:
     default_dtype: str = "bfloat16"
 
     @property
+    def stack(self) -> tuple[LayerShape, ...]:
+        """All layers that a run needs, in the order in which a pass goes through them."""
+        return (*self.encoder_layers, *self.layers)
+
+    @property
     def outside(self) -> tuple[Weight, ...]:
         """Weights outside the layers, those of an encoder aside."""
         head = (self.head,) if self.head else ()
@@ -228,7 +233,7 @@ class Architecture:
     @property
     def parameters(self) -> int:
         """All parameters, ``spare`` layers aside."""
-        return sum(layer.parameters for layer in (*self.layers, *self.encoder_layers)) + sum(
+        return sum(layer.parameters for layer in self.stack) + sum(
             weight.values for weight in (*self.outside, *self.encoder_other)
         )
 
@@ -236,6 +241,6 @@ class Architecture:
     def active_parameters(self) -> int:
         """Parameters that one token touches on its way through the decoder and, where there is
         one, the encoder; the embedding counted once."""
-        return sum(layer.active_parameters for layer in (*self.layers, *self.encoder_layers)) + sum(
+        return sum(layer.active_parameters for layer in self.stack) + sum(
             weight.values for weight in (*self.outside, *self.encoder_other)
         )

@@ -28,7 +28,7 @@ Experts = Annotated[int, Field(ge=0, lt=1 << 16)]
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One decoder layer.
+    """One layer.
 
     Attributes
     ----------
@@ -137,11 +137,14 @@ class ModelSpec(Document):
         ``model_type`` of the configuration (``mixtral``, ``qwen3_moe``, ...).
     dtype, dtype_bytes
         Storage type of most weights (of those not packed in 4 bits), and its width.
+    layers
+        In the order in which a pass goes through them.
     embedding_bytes, head_bytes, final_norm_bytes
-        Outside the layers. ``head_bytes`` is 0 where the head is tied to the embedding.
+        Outside the layers. ``head_bytes`` is 0 where the head is tied to the embedding. An
+        encoder's final norm counts with the decoder's.
     other_bytes
         Tensors outside the layers that a run does not need on the device (none in most models):
-        prediction layers that only training uses, an encoder's norms, a vision tower.
+        prediction layers that only training uses, a vision tower.
     parameters, active_parameters
         Totals without prediction layers and vision towers; active: what one token touches
         (embedding counted once).
@@ -153,13 +156,15 @@ class ModelSpec(Document):
     synthetic
         True where the checkpoint says of itself that its weights are random.
     encoder_layers
-        The encoder of an encoder-decoder model; ``layers`` are then its decoder's. Empty in most
-        models.
+        Always empty: documents from before had an encoder's layers here.
     stored
         What a compressed store has of it; None where weights are read as they are.
     quantized
         How a store has its experts quantized, whose bytes are then the layers' ``expert_bytes``;
         None where they are as in the checkpoint.
+    encoder
+        Of an encoder-decoder model: how many of ``layers`` are its encoder's, the first ones; None
+        in most models.
     """
 
     kind: ClassVar[str] = "model"
@@ -188,13 +193,15 @@ class ModelSpec(Document):
     encoder_layers: tuple[LayerSpec, ...] = ()
     stored: StoredShares | None = None
     quantized: Added[QuantizedExperts] = None
+    encoder: Added[Positive] = None
 
     def __post_init__(self) -> None:
-        for layers in (self.layers, self.encoder_layers):
-            if [layer.index for layer in layers] != list(range(len(layers))):
-                raise ValueError("layers: the indices are not 0, 1, 2, ...")
-        if not self.layers:
-            raise ValueError("layers: there is none")
+        if self.encoder_layers:
+            raise ValueError("encoder_layers: is not empty, as an earlier version wrote it")
+        if [layer.index for layer in self.layers] != list(range(len(self.layers))):
+            raise ValueError("layers: the indices are not 0, 1, 2, ...")
+        if len(self.layers) <= self.encoder_depth:
+            raise ValueError("layers: there is none" + (" of the decoder" if self.encoder else ""))
         if self.tied and self.head_bytes:
             raise ValueError("head_bytes: a tied head has no bytes of its own")
 
@@ -209,6 +216,11 @@ class ModelSpec(Document):
         }[kind]
 
     @property
+    def encoder_depth(self) -> int:
+        """Layers of the encoder, 0 where there is none; the decoder begins with this index."""
+        return self.encoder or 0
+
+    @property
     def moe_layers(self) -> tuple[int, ...]:
         """Indices of the layers that have experts."""
         return tuple(layer.index for layer in self.layers if layer.experts)
@@ -217,7 +229,7 @@ class ModelSpec(Document):
     def total_bytes(self) -> int:
         """Bytes of all weights."""
         return (
-            sum(layer.total_bytes for layer in (*self.layers, *self.encoder_layers))
+            sum(layer.total_bytes for layer in self.layers)
             + self.embedding_bytes
             + self.head_bytes
             + self.final_norm_bytes
@@ -227,5 +239,4 @@ class ModelSpec(Document):
     @property
     def expert_bytes(self) -> int:
         """Bytes of all routed experts of all layers."""
-        layers = (*self.layers, *self.encoder_layers)
-        return sum(layer.experts * layer.expert_bytes for layer in layers)
+        return sum(layer.experts * layer.expert_bytes for layer in self.layers)

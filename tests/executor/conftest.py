@@ -225,6 +225,23 @@ SHAPES: dict[str, dict[str, Any]] = {
         "router_jitter_noise": 0.05,
         "sliding_window": 20,
     },
+    "switch_transformers": {
+        "d_model": 64,
+        "d_ff": 48,
+        "d_kv": 12,
+        "num_heads": 4,
+        "num_layers": 4,
+        "num_decoder_layers": 3,
+        "num_sparse_encoder_layers": 2,
+        "num_sparse_decoder_layers": 3,
+        "num_experts": 8,
+        # fewer than some of the prompts want of an expert
+        "expert_capacity": 3,
+        "router_bias": True,
+        "relative_attention_num_buckets": 8,
+        "relative_attention_max_distance": 12,
+        "decoder_start_token_id": 5,
+    },
 }
 COMMON: dict[str, Any] = {
     "hidden_size": 64,
@@ -237,12 +254,22 @@ COMMON: dict[str, Any] = {
 }
 
 
+def network(config: Any) -> Any:
+    """The class of transformers for a model of this configuration."""
+    if config.is_encoder_decoder:
+        return transformers.AutoModelForSeq2SeqLM
+    return transformers.AutoModelForCausalLM
+
+
 def write_checkpoint(family: str, folder: Path, dtype: torch.dtype, **changes: Any) -> None:
     """A checkpoint of random weights, written by transformers."""
     config = transformers.AutoConfig.for_model(family, **{**COMMON, **SHAPES[family], **changes})
     torch.manual_seed(7)
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = network(config).from_config(config)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if config.is_encoder_decoder:
+            # as transformers begins it, a tied model says its input again
+            torch.nn.init.normal_(tensor, std=0.3)
         # what transformers initialises to 0 or 1 would hide that it is there at all
         if name.endswith((".bias", "_bias", "sinks")):
             torch.nn.init.normal_(tensor, std=0.2)
@@ -411,6 +438,7 @@ def helpers() -> Any:
     class Helpers:
         plan = staticmethod(make_plan)
         resident = staticmethod(everything_resident)
+        network = staticmethod(network)
         write_checkpoint = staticmethod(write_checkpoint)
         greedy = staticmethod(greedy)
         continuation = staticmethod(continuation)

@@ -34,14 +34,16 @@ def prompts_of(family: str) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def expected(checkpoint_of: Callable[..., Path]) -> Callable[[str], list[list[int]]]:
-    """What transformers generates: all prompts at once, padded on the left, and two of them alone,
-    so that padding is known to change nothing."""
+def expected(checkpoint_of: Callable[..., Path], helpers: Any) -> Callable[[str], list[list[int]]]:
+    """What transformers generates: all prompts at once, padded on the left (for an encoder on the
+    right), and two of them alone, so that padding is known to change nothing."""
     known: dict[str, list[list[int]]] = {}
 
     def make(family: str) -> list[list[int]]:
         if family not in known:
-            model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint_of(family))
+            folder = checkpoint_of(family)
+            config = transformers.AutoConfig.from_pretrained(folder)
+            model = helpers.network(config).from_pretrained(folder)
             prompts = prompts_of(family)
             known[family] = generate(model, prompts)
             assert generate(model, prompts[-1:]) == known[family][-1:]
@@ -53,8 +55,13 @@ def expected(checkpoint_of: Callable[..., Path]) -> Callable[[str], list[list[in
 
 def generate(model: Any, prompts: list[list[int]]) -> list[list[int]]:
     longest = max(map(len, prompts))
-    padded = [[0] * (longest - len(prompt)) + prompt for prompt in prompts]
-    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    # an encoder's experts take tokens in their order, so padding would fill them
+    right = model.config.is_encoder_decoder
+    padded, mask = [], []
+    for prompt in prompts:
+        rest, ones = [0] * (longest - len(prompt)), [1] * len(prompt)
+        padded.append([*prompt, *rest] if right else [*rest, *prompt])
+        mask.append([*ones, *rest] if right else [*rest, *ones])
     whole = model.generate(
         torch.tensor(padded),
         attention_mask=torch.tensor(mask),
@@ -62,7 +69,7 @@ def generate(model: Any, prompts: list[list[int]]) -> list[list[int]]:
         do_sample=False,
     )
     results = []
-    for tokens in whole[:, longest:].tolist():
+    for tokens in whole[:, 1 if right else longest :].tolist():
         end = tokens.index(2) + 1 if 2 in tokens else len(tokens)
         results.append(tokens[:end])
     return results
@@ -131,7 +138,7 @@ def test_tokens(
         assert totals.count_by_kind.get("copy_demand", 0) == 0
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [one for one in FAMILIES if one != "switch_transformers"])
 def test_account_of_keys_and_values_is_exact(
     family: str, checkpoint_of: Callable[..., Path], helpers: Any
 ) -> None:
@@ -181,23 +188,12 @@ def test_refuses_by_name(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("family", "changes"),
-    [
-        ("switch_transformers", {"d_kv": 8, "d_ff": 24, "num_layers": 2, "num_experts": 4}),
-        (
-            "nllb-moe",
-            {"encoder_layers": 4, "decoder_layers": 4, "encoder_ffn_dim": 24}
-            | {"decoder_ffn_dim": 24, "num_experts": 4},
-        ),
-    ],
-)
-def test_encoders_are_refused_before_anything_is_written(
-    family: str, changes: dict[str, Any], tmp_path: Path
-) -> None:
-    config = transformers.AutoConfig.for_model(family, d_model=32, vocab_size=50, **changes)
+def test_what_cannot_run_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    layers = {"encoder_layers": 4, "decoder_layers": 4, "num_experts": 4}
+    sizes = {"d_model": 32, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "vocab_size": 50}
+    config = transformers.AutoConfig.for_model("nllb-moe", **layers, **sizes)
     transformers.AutoModelForSeq2SeqLM.from_config(config).save_pretrained(tmp_path / "model")
-    message = f"'{family}'.*lacks an encoder and cross attention"
+    message = "'nllb-moe'.*lacks results to match: transformers sends"
     with pytest.raises(UnsupportedError, match=message):
         open_weights(tmp_path / "model")
     with pytest.raises(UnsupportedError, match=message):

@@ -438,7 +438,7 @@ def test_importing_the_executor_does_not_load_torch() -> None:
 @pytest.mark.parametrize(
     ("family", "dtype", "tolerance"),
     [
-        *((family, torch.bfloat16, 0.03) for family in FAMILIES),
+        *((one, torch.bfloat16, 0.03) for one in FAMILIES if one != "switch_transformers"),
         ("mixtral", torch.float16, 0.004),
     ],
 )

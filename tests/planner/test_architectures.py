@@ -220,7 +220,7 @@ def test_saved_checkpoint_is_read_where_it_lies(family: str, saved: Any) -> None
     architecture = describe(config)
     state = network.state_dict()
     for layer, dense, experts in zip(
-        architecture.layers, checkpoint.dense, checkpoint.experts, strict=True
+        architecture.stack, checkpoint.dense, checkpoint.experts, strict=True
     ):
         for entry in dense:
             tensor = state[layer.prefix + entry.role]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from planner.architectures import FAMILIES, Architecture, describe
-from planner.documents import ModelSpec
+from planner.documents import ModelSpec, parse_document, to_json
 from planner.model_spec import read_model
-from solvers.errors import CheckpointError, UnsupportedError
+from solvers.errors import CheckpointError, DocumentError, UnsupportedError
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT.parent / "shared" / "data" / "configs"
@@ -247,13 +247,25 @@ def test_encoder_and_decoder(tmp_path: Path) -> None:
         "relative_attention_num_buckets": 5,
     }
     spec = model(tmp_path, config)
-    assert [layer.experts for layer in spec.layers] == [0, 4]
-    assert [layer.experts for layer in spec.encoder_layers] == [0, 4]
-    # self attention 4 x 64, cross attention as much; the first layer has 5 x 4 position biases
-    assert spec.layers[1].attention_bytes == 4 * 2 * 256
-    assert spec.layers[0].attention_bytes == 4 * (2 * 256 + 20)
-    assert spec.encoder_layers[1].attention_bytes == 4 * 256
-    assert spec.layers[1].expert_bytes == 4 * 2 * 6 * 8
+    # the encoder's two, then the decoder's
+    assert (spec.encoder, spec.encoder_depth) == (2, 2)
+    assert [layer.experts for layer in spec.layers] == [0, 4, 0, 4]
+    # self attention 4 x 64, cross attention as much; a first layer has 5 x 4 position biases
+    assert spec.layers[3].attention_bytes == 4 * 2 * 256
+    assert spec.layers[2].attention_bytes == 4 * (2 * 256 + 20)
+    assert spec.layers[1].attention_bytes == 4 * 256
+    assert spec.layers[3].expert_bytes == 4 * 2 * 6 * 8
+    # keys and values of 4 heads of 2; an encoder keeps none
+    assert [layer.kv_bytes_per_token for layer in spec.layers] == [0, 0, 64, 64]
+    # both final norms
+    assert (spec.final_norm_bytes, spec.other_bytes) == (2 * 4 * 8, 0)
+    assert parse_document(ModelSpec, to_json(spec), "here") == spec
+    for changes, words in (
+        ({"encoder": 4}, "layers: there is none of the decoder"),
+        ({"encoder_layers": to_json(spec)["layers"]}, "encoder_layers: is not empty"),
+    ):
+        with pytest.raises(DocumentError, match=words):
+            parse_document(ModelSpec, {**to_json(spec), **changes}, "here")
     assert spec.total_bytes == 4 * spec.parameters
 
 

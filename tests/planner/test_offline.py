@@ -95,7 +95,7 @@ def test_what_cannot_be_planned_is_refused(small_profile: Any) -> None:
     with pytest.raises(UnsupportedError, match="linear attention"):
         made(dataclasses.replace(model, layers=state), machine())
     with pytest.raises(UnsupportedError, match="encoder-decoder"):
-        made(dataclasses.replace(model, encoder_layers=model.layers), machine())
+        made(dataclasses.replace(model, encoder=1), machine())
 
 
 def test_types_are_those_of_weights_and_machine(small_profile: Any) -> None:

@@ -114,6 +114,8 @@ def of_type(hint: Any) -> st.SearchStrategy[Any]:
         return documents(hint)
     if origin is typing.Annotated:
         low, high = 0, 10**15
+        if typing.get_origin(arguments[0]) is dict:
+            return of_type(arguments[0])
         for constraint in (item for part in arguments[1:] for item in part.metadata):
             assert isinstance(arguments[1], FieldInfo)
             low = getattr(constraint, "ge", low)
@@ -159,7 +161,12 @@ SPECIAL: dict[Any, st.SearchStrategy[Any]] = {
     dict[OperationKind, Curve]: st.fixed_dictionaries({kind: curves() for kind in ALL_KINDS}),
 }
 FITTING: dict[type, dict[str, st.SearchStrategy[Any]]] = {
-    ModelSpec: {"tied": st.just(False)},
+    ModelSpec: {
+        "tied": st.just(False),
+        "encoder_layers": st.just(()),
+        # there is one layer at least
+        "encoder": st.none(),
+    },
     RoutingTrace: {"tokens": SMALL, "sequences": st.just(1), "top_k": st.just(1)},
     RoutingStats: {"top_k": st.just(1)},
     Machine: {

@@ -1,0 +1,256 @@
+"""Models with an encoder: the group's state on both sides, attention, and what joins the sides.
+
+A pass goes through all layers, the encoder's first. There it computes the prompts of sequences that
+begin, and nothing where none does; then, in the decoder's, one token of every sequence. Of each
+prompt's output every layer of the decoder keeps keys and values, computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from executor.adapters.base import CacheShape
+from executor.adapters.encoder_decoder import EncoderDecoderAdapter
+from executor.attention import Attention, Tile
+from executor.embedding import Embedding
+from executor.memory import Regions
+from executor.operations import Operations
+from executor.state import GroupState, KeyValueWriter, cut
+from planner.documents import ModelSpec, Policy, Workload
+
+__all__ = ["EncoderDecoderOperations", "EncoderDecoderState"]
+
+
+class EncoderDecoderState(GroupState):
+    """A group whose passes have two sides: ``begin`` is followed by the encoder's, ``turn`` by the
+    decoder's.
+
+    A sequence's tokens are its prompt, the decoder's start token, and the new ones; the last of
+    those that a pass is fed goes to the decoder, all before it to the encoder. Of the columns of
+    keys and values the first are the new tokens', the others the prompt's.
+
+    Attributes
+    ----------
+    sources
+        Prompt tokens of the sequence at each place.
+    joined
+        On the decoder's side: sequences that began in this pass.
+    decodes
+        Which side it is.
+    """
+
+    def __init__(
+        self,
+        arena: Regions,
+        model: ModelSpec,
+        policy: Policy,
+        workload: Workload,
+        dtype: torch.dtype,
+        cache: CacheShape,
+    ) -> None:
+        super().__init__(arena, model, policy, workload, dtype, cache)
+        self._depth, self._own_columns = model.encoder_depth, workload.new_tokens
+        shape = (self.capacity, model.hidden_size)
+        self._decoded = cut(arena, "hidden", "decoder's residual", shape, dtype)
+        self.sources = [0] * self.capacity
+        self.joined: list[int] = []
+        self.decodes = False
+        self._fed: list[int] = []
+        self._positions: list[int] = []
+
+    def begin(self, counts: list[int], past: list[int], longest: int = 0) -> None:
+        """Begin a pass, on the encoder's side."""
+        if len(counts) != len(past):
+            raise ValueError(f"{len(counts)} sequences have {len(past)} pasts")
+        self.decodes, self._fed = False, counts
+        prompts = [max(count - 1, 0) for count in counts]
+        super().begin(prompts, [0] * len(counts), longest)
+        for place, (count, before) in enumerate(zip(counts, past, strict=True)):
+            if count and not before:
+                self.sources[place] = prompts[place]
+        self._positions = [
+            max(before - source, 0) if count else 0
+            for count, before, source in zip(counts, past, self.sources, strict=False)
+        ]
+        if max(self._positions) >= self._own_columns:
+            raise ValueError(f"a sequence has more than {self._own_columns} new tokens")
+
+    def turn(self) -> None:
+        """Go on to the decoder's side."""
+        self.decodes = True
+        self.joined = [place for place, count in enumerate(self.counts) if count]
+        self.counts, self.past = [int(count > 0) for count in self._fed], self._positions
+        self.starts = [0]
+        for count in self.counts:
+            self.starts.append(self.starts[-1] + count)
+        self.longest = 1
+        self.mixed = 0 < len(self.joined) < self.tokens
+
+    def share_out(
+        self, fed: np.ndarray[tuple[int], np.dtype[np.int64]]
+    ) -> tuple[
+        np.ndarray[tuple[int], np.dtype[np.int64]],
+        np.ndarray[tuple[int], np.dtype[np.int64]],
+        list[int],
+    ]:
+        """Of a pass's tokens those of the encoder, those of the decoder, and whose these are."""
+        alive = [place for place, count in enumerate(self._fed) if count]
+        last = np.cumsum([self._fed[place] for place in alive]) - 1
+        return np.delete(fed, last), fed[last], alive
+
+    @property
+    def hidden(self) -> torch.Tensor:
+        """Residual stream of the present side, padded: [sequences, longest, hidden]."""
+        return self.decoded[:, None] if self.decodes else super().hidden
+
+    @property
+    def decoded(self) -> torch.Tensor:
+        """The decoder's residual stream, [sequences, hidden]."""
+        return self._decoded[: self.sequences]
+
+    def encoded(self, place: int) -> torch.Tensor:
+        """The encoder's output for a sequence that has joined: [tokens, hidden].
+
+        It lies there until the pass ends.
+        """
+        longest = max(self.sources[joined] for joined in self.joined)
+        return self._hidden[place * longest :][: self.sources[place]]
+
+    def keys_values(self, layer: int, first: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of some sequences: two [sequences, heads, columns, size]."""
+        return super().keys_values(layer - self._depth, first, stop)
+
+    def prompt_keys_values(
+        self, layer: int, first: int, stop: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those of their prompts alone, as far as the longest of them goes."""
+        end = self._own_columns + max(self.sources[first:stop])
+        keys, values = self.keys_values(layer, first, stop)
+        return keys[:, :, self._own_columns : end], values[:, :, self._own_columns : end]
+
+    def last_rows(self) -> tuple[torch.Tensor, list[int]]:
+        """Hidden state of each unfinished sequence's token, and which sequences they are."""
+        alive = [place for place, count in enumerate(self.counts) if count]
+        return self._decoded.index_select(0, torch.tensor(alive, device=self.device)), alive
+
+
+class _TwoSided(Attention):
+    """Attention to a side's own tokens, and a decoder's to its prompt."""
+
+    def __init__(self, adapter: EncoderDecoderAdapter, state: EncoderDecoderState) -> None:
+        super().__init__(adapter, state)
+        self._both, self._sides = adapter, state
+
+    def _tiles(self, batch: range) -> Iterator[Tile]:
+        if any(self._state.counts[batch.start : batch.stop]):
+            encodes = not self._sides.decodes
+            yield from self._grid(batch, self._state.longest, prefill=encodes)
+
+    def _compute(self, layer: int, first: int, stop: int, prefill: bool) -> None:
+        if not any(self._state.counts[first:stop]):
+            return
+        if prefill:
+            hidden = self._encode(layer, first, stop)
+        else:
+            hidden = self._decode(layer, first, stop)
+            self._look_at_prompts(layer, first, stop, hidden)
+        self._pack(self._adapter.post_norm(layer, hidden), first, stop, frozenset())
+
+    def _encode(self, layer: int, first: int, stop: int) -> torch.Tensor:
+        """All tokens of a prompt see each other."""
+        state = self._state
+        length = max(state.counts[first:stop])
+        hidden = state.hidden[first:stop, :length]
+        column = torch.arange(length, device=state.device)
+        counts = torch.tensor(state.counts[first:stop], device=state.device)
+        seen = (column < counts[:, None])[:, None, None]
+        normed = self._adapter.input_norm(layer, hidden)
+        return hidden.add_(self._both.self_attention(layer, normed, column[None], seen, None))
+
+    def _decode(self, layer: int, first: int, stop: int) -> torch.Tensor:
+        """A token sees those before it and itself."""
+        state = self._state
+        hidden, past = state.hidden[first:stop], state.past[first:stop]
+        positions = torch.tensor(past, device=state.device)
+        visible = max(past) + 1
+        seen = torch.arange(visible, device=state.device) <= positions[:, None]
+        cache = KeyValueWriter(state, layer, first, stop, positions, visible)
+        normed = self._adapter.input_norm(layer, hidden)
+        return hidden.add_(
+            self._both.self_attention(layer, normed, positions[:, None], seen[:, None, None], cache)
+        )
+
+    def _look_at_prompts(self, layer: int, first: int, stop: int, hidden: torch.Tensor) -> None:
+        state = self._sides
+        keys, values = state.prompt_keys_values(layer, first, stop)
+        for place in state.joined:
+            if first <= place < stop:
+                made = self._both.cross_keys_values(layer, state.encoded(place))
+                for room, new in zip((keys, values), made, strict=True):
+                    room[place - first, :, : new.shape[1]] = new
+        sources = torch.tensor(state.sources[first:stop], device=state.device)
+        seen = torch.arange(keys.shape[2], device=state.device) < sources[:, None]
+        hidden.add_(self._both.cross_attention(layer, hidden, keys, values, seen[:, None, None]))
+
+
+class EncoderDecoderOperations(Operations):
+    """The operations of both sides; ``turn`` comes between them."""
+
+    def __init__(
+        self,
+        adapter: EncoderDecoderAdapter,
+        state: EncoderDecoderState,
+        embedding: Embedding,
+        policy: Policy,
+    ) -> None:
+        self._both, self._sides = adapter, state
+        super().__init__(adapter, state, embedding, policy)
+        self.decoder = adapter.model.encoder_depth
+        """The layer that ``turn`` comes before."""
+
+    def _make_attention(self) -> Attention:
+        return _TwoSided(self._both, self._sides)
+
+    def embed(self, tokens: list[int]) -> None:
+        """Embedding rows of the pass's ``tokens`` (packed) into both sides' residual streams."""
+        state = self._sides
+        sources, targets, alive = state.share_out(np.asarray(tokens, dtype=np.int64))
+        if len(alive) == state.sequences:
+            self._embedding.gather(targets, state.decoded)
+        else:
+            # what has ended is never looked at, but must be numbers
+            rows = torch.empty(len(alive), state.decoded.shape[1], dtype=self._adapter.dtype)
+            self._embedding.gather(targets, rows)
+            places = torch.tensor(alive, device=state.device)
+            state.decoded.zero_().index_copy_(0, places, rows.to(state.device))
+        if len(sources):
+            super().embed(sources.tolist())
+
+    def turn(self) -> None:
+        """The norm behind the encoder, and on to the decoder."""
+        state = self._sides
+        for place, count in enumerate(state.counts):
+            if count:
+                rows = state.hidden[place, :count]
+                rows.copy_(self._both.encoder_norm(rows))
+        state.turn()
+        self._attention.begin()
+
+    def choose(self, layer: int) -> torch.Tensor:
+        """As ever; but a sequence's tokens beyond an expert's capacity, in their order, weigh
+        nothing."""
+        weights = super().choose(layer)
+        capacity, experts = self._both.capacity, self._model.layers[layer].experts
+        for first, stop in pairwise(self._state.starts):
+            if stop - first <= capacity:
+                continue
+            chosen = self.chosen[first:stop]
+            counts = torch.bincount(chosen.flatten(), minlength=experts)
+            for expert in (counts > capacity).nonzero().flatten().tolist():
+                mine = chosen == expert
+                weights[first:stop][mine & (mine.cumsum(0) > capacity)] = 0.0
+        return weights
