@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from solvers.errors import (
     UnsupportedError,
 )
 
-QUICK = Effort(cell_ns=1, rounds=1, fills=1, turns=1, passes=1)
+QUICK = Effort(cell_ns=1, rounds=1, fills=1, moment_ns=20_000_000, turns=1, passes=1)
 LARGE = 64 << 20
 
 
@@ -103,7 +104,7 @@ def test_a_store_on_a_paced_disk(
         tmp_path / "p",
         memory_bytes=LARGE,
         prompts=prompts,
-        effort=QUICK,
+        effort=replace(QUICK, moment_ns=200_000_000),
         store=tmp_path / "store",
         paced_bytes_per_second=pace,
     )
