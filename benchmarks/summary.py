@@ -100,8 +100,8 @@ def summary(cells: list[Cell]) -> dict[str, Any]:
     """All cells and what they come to; errors as fractions.
 
     ``coverage`` is the share of single runs within their interval. ``kinds`` says of each kind of
-    operation the median error, with its sign, and in how many cells it took 2% of the compute time
-    or more.
+    operation the median error, with and without its sign, the worst, and in how many cells it took
+    2% of the compute time or more.
     """
     errors = [abs(cell.error) for cell in cells]
     runs = sum(len(cell.measured) for cell in cells)
@@ -118,7 +118,12 @@ def summary(cells: list[Cell]) -> dict[str, Any]:
         "coverage": sum(cell.inside for cell in cells) / runs,
         **_uncorrected(cells),
         "kinds": {
-            name: {"cells": len(found), "median_error": statistics.median(found)}
+            name: {
+                "cells": len(found),
+                "median_error": statistics.median(found),
+                "median_abs_error": statistics.median(map(abs, found)),
+                "worst_abs_error": max(map(abs, found)),
+            }
             for name, found in sorted(kinds.items())
         },
     }
@@ -155,7 +160,8 @@ def markdown(cells: list[Cell]) -> str:
     found = summary(cells)
     columns = Cell.heading().count("|") + 1
     kinds = "\n".join(
-        f"| {name} | {one['cells']} | {one['median_error']:+.1%} |"
+        f"| {name} | {one['cells']} | {one['median_error']:+.1%} | "
+        f"{one['median_abs_error']:.1%} | {one['worst_abs_error']:.1%} |"
         for name, one in found["kinds"].items()
     )
     rows = "\n".join(f"| {cell.row()} |" for cell in cells)
@@ -165,6 +171,7 @@ def markdown(cells: list[Cell]) -> str:
         f"{words(found)}. Errors are (measured - predicted) / predicted, of the median run; drift "
         "is a fixed operation's time beside the runs over its time while profiling.\n\n"
         f"| {Cell.heading()} |\n|{' --- |' * columns}\n{rows}\n\n"
-        "By kind of operation, where it took 2% of the time or more (median error of its time):\n\n"
-        f"| kind | cells | error |\n| --- | --- | --- |\n{kinds}\n"
+        "By kind of operation, where it took 2% of the time or more (errors of its time):\n\n"
+        "| kind | cells | median error | median absolute error | worst |\n"
+        f"| --- | --- | --- | --- | --- |\n{kinds}\n"
     )

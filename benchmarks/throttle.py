@@ -32,6 +32,7 @@ def throttled(bytes_per_second: int | None, folder: Path) -> Iterator[None]:
         return
     first = (_ROOT / "blkio").is_dir()
     root = _ROOT / "blkio" if first else _ROOT
+    _sweep(root)
     group = root / f"prediction-{os.getpid()}"
     home = root / _own_group("blkio" if first else "")
     device = disk_of(folder)
@@ -55,6 +56,14 @@ def throttled(bytes_per_second: int | None, folder: Path) -> Iterator[None]:
     finally:
         (home / "cgroup.procs").write_text(str(os.getpid()))
         group.rmdir()
+
+
+def _sweep(root: Path) -> None:
+    """Remove the groups of processes that were killed, and could not."""
+    for group in root.glob("prediction-*"):
+        if not Path("/proc", group.name.rpartition("-")[2]).exists():
+            with contextlib.suppress(OSError):
+                group.rmdir()
 
 
 def _own_group(controller: str) -> str:

@@ -224,12 +224,12 @@ def test_coverage_is_of_runs_and_the_median_of_cells(benchmark_module: ModuleTyp
     cells = [
         Cell(
             "a", "hash", None, 1, requests, 1, 1, "lru", 1, 1, 20.0, 10.0, 30.0,
-            measured, error, inside, 1.0, 0.0, {"expert": (100, 150)}, 1.0, planned,
+            measured, error, inside, 1.0, 0.0, {"expert": (100, took)}, 1.0, planned,
         )
-        for requests, measured, error, inside, planned in (
-            (1, (22.0, 21.0, 23.0), 0.1, 3, 22.0),
-            (2, (16.0, 5.0, 40.0), -0.2, 1, 40.0),
-            (3, (20.0, 20.0), 0.0, 2, None),
+        for requests, measured, error, inside, planned, took in (
+            (1, (22.0, 21.0, 23.0), 0.1, 3, 22.0, 150),
+            (2, (16.0, 5.0, 40.0), -0.2, 1, 40.0, 40),
+            (3, (20.0, 20.0), 0.0, 2, None, 110),
         )
     ]  # fmt: skip
     found = benchmark_module.summary(cells)
@@ -238,5 +238,10 @@ def test_coverage_is_of_runs_and_the_median_of_cells(benchmark_module: ModuleTyp
     # 22 measured of 22 planned, 16 of 40, and one that nothing corrected
     assert found["uncorrected_median_abs_error"] == pytest.approx(0)
     assert found["uncorrected_worst_abs_error"] == pytest.approx(0.6)
-    assert found["kinds"] == {"expert": {"cells": 3, "median_error": 0.5}}
+    (kind,) = found["kinds"].values()
+    assert kind["cells"] == 3
+    # +50%, -60% and +10%
+    assert kind["median_error"] == pytest.approx(0.1)
+    assert kind["median_abs_error"] == pytest.approx(0.5)
+    assert kind["worst_abs_error"] == pytest.approx(0.6)
     assert [Cell.of(dataclasses.asdict(cell)).key for cell in cells] == [c.key for c in cells]
