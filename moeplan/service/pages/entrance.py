@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -20,6 +21,9 @@ router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 _HERE = re.compile(r"/[a-z][\w/?=&.,:%+-]*", re.ASCII)
 """Where one may be sent after logging in: a path of this service."""
 
+Version = Annotated[str | None, Query(pattern=r"^[0-9a-f]{12}$")]
+"""Part of an asset's address, so that a browser asks for another one of the same name."""
+
 
 @router.get("/")
 def first() -> Response:
@@ -28,7 +32,7 @@ def first() -> Response:
 
 
 @router.get("/assets/{name}")
-def asset(name: str) -> Response:
+def asset(name: str, v: Version = None) -> Response:
     """A style, a script, the icon: by name out of a fixed list, never out of a folder."""
     kind, data = found(assets().get(name), f"asset {name}", "path.name")
     return Response(data, media_type=kind, headers={"Cache-Control": "public, max-age=31536000"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -162,7 +163,7 @@ def test_room_is_bounded_and_the_longest_unasked_goes_first() -> None:
         ("/openapi.json?x", "query.x", "it knows none"),
         ("/plans?limt=2", "query.limt", "it knows after, limit, search"),
         ("/jobs?state=queued&state=done", "query.state", "given twice"),
-        ("/assets/style.css?v=1", "query.v", "it knows none"),
+        ("/assets/style.css?w=1", "query.w", "it knows v"),
         ("/?page=2", "query.page", "it knows none"),
     ],
 )
@@ -183,6 +184,16 @@ def test_every_route_is_strict(app_client: Clients) -> None:
     assert not [route for route in routes if not isinstance(route, StrictRoute)]
     # and the application has no others
     assert len(app_client().app.routes) == len(_ROUTERS)  # type: ignore[attr-defined]
+
+
+def test_what_a_page_names_is_there(app_client: Clients) -> None:
+    client = app_client()
+    page = client.get("/plans", headers={"Accept": "text/html"}).text
+    named = re.findall(r'(?:href|src)="(/[^"#]*)"', page)
+    assert sum(address.startswith("/assets/") for address in named) == 4
+    assert {address: client.get(address).status_code for address in named} == dict.fromkeys(
+        named, 200
+    )
 
 
 def test_a_parameter_that_is_a_list_may_stand_twice(app_client: Clients) -> None:
