@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from solvers.layout import infeasible
 from solvers.problem import Problem
+from solvers.proof_plan import PlanTimes
 from solvers.sets import demand_share
 
 __all__ = ["corrected"]
@@ -27,16 +28,18 @@ def corrected(problem: Problem) -> Problem:
     """The problem with its ``correction_ns``; as it is where there is none to make.
 
     Where with the residents most worth their memory there is three times as much copying as
-    computation, or more, a ns of copying costs a ns; it costs nothing where there is no more than
-    twice as much, for there schedules that hide copies would gain from corrections of copies that
-    they do not wait for. Kind of pass by kind of pass.
+    computation, or more, a ns of copying costs a ns; where there is no more than twice as much it
+    may cost nothing, for there schedules that hide copies would gain from corrections of copies
+    that they do not wait for. But where start units alone keep the channel for as long as there is
+    computation, nothing is left to copy items ahead in, and what other items' work cannot hide of
+    a copy is waited for. Kind of pass by kind of pass.
     """
     scenarios = problem.scenarios
     mean = scenarios.mean_demanded
     if mean is None or problem.measure != "time" or infeasible(problem) is not None:
         return problem
     kept = _most_demanded(problem)
-    active = scenarios.demand > 0
+    active, visible = scenarios.demand > 0, PlanTimes(problem).gain
     total: npt.NDArray[np.int64] = np.zeros(problem.copy_ns.shape, dtype=np.int64)
     for members in _kinds(mean):
         expected = np.rint(_UNIT * mean[members]).astype(np.int64)
@@ -44,6 +47,11 @@ def corrected(problem: Problem) -> Problem:
         compute = int(scenarios.compute_ns[members].sum()) // len(members)
         spare = streamed + int(problem.start_ns.sum()) - 2 * compute
         price = _UNIT if not compute else min(max(_UNIT * spare // compute, 0), _UNIT)
+        free = max(compute - int(problem.start_ns.sum()), 0)
+        asked = int((active[members] * problem.copy_ns).sum())
+        if streamed > 2 * free and asked:
+            alone = _UNIT * (streamed - 2 * free) // streamed
+            price = max(price, alone * int(visible[members].sum()) // asked)
         each = scenarios.weight[members][:, None, None]
         total += price * (each * (expected - _UNIT * active[members])).sum(axis=0)
     return problem.replace(correction_ns=total * problem.copy_ns // (_UNIT * _UNIT))

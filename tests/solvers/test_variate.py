@@ -55,6 +55,23 @@ def test_copies_that_hide_cost_nothing(make: Any, lead: int, price: float) -> No
     assert problem.correction.tolist() == [[0, int(price * 1_000_000)]]
 
 
+@pytest.mark.parametrize(("start", "price"), [(900_000, 0.75), (837_500, 0.375), (775_000, 0.0)])
+def test_where_start_units_fill_the_channel_copies_are_waited_for(
+    make: Any, start: int, price: float
+) -> None:
+    # item 0 stays and item 1 is expected in every fourth pass: 250 us of copies a pass beside 900
+    # us of computation, of which the start unit leaves 0, 62.5 or 125 us to the channel. Both items
+    # are demanded together, with 250 us of work each, so that three quarters of a copy are waited
+    # for: 0.75 x (1 - 2 x what is left / 250 us). Item 1 is demanded three times too often.
+    unit = make.unit(1_000_000, 4)
+    scenarios = make.scenarios([[[1, 1]]] * 4, lead=400_000, work=lambda rows: 250_000)
+    expected = np.broadcast_to(np.array([[1.0, 0.25]]), scenarios.demand.shape)
+    scenarios = replace(scenarios, mean_demanded=expected)
+    stage = Stage(make.unit(start, 3), (unit, unit))
+    problem = corrected(Problem((stage,), scenarios, 7, 4))
+    assert problem.correction.tolist() == [[0, int(-3 * price * 1_000_000)]]
+
+
 def test_nothing_to_correct(make: Any) -> None:
     problem = problem_of(make, [[[1, 0]]], [0.5, 0.5])
     without = problem.replace(scenarios=replace(problem.scenarios, mean_demanded=None))
