@@ -22,9 +22,10 @@ help:
 demo: $(RUN_STAMP)
 	$(BIN)/python examples/demo.py
 
-# Two processes, a file of tests to one of them: tests of a file share what they make.
+# Two processes, a file of tests to one of them: tests of a file share what they make. Their order
+# is that of tests/conftest.py.
 test: $(DEV_STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 coverage: $(DEV_STAMP)
 	$(BIN)/python -m pytest --cov --cov-report=term
