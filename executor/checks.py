@@ -15,6 +15,7 @@ from executor.sampling import SCRATCH_BYTES, Sampling
 from executor.source import WeightSource
 from planner.documents import ModelSpec, Plan, Workload
 from planner.files import exists, is_file
+from planner.kv import kv_stays
 from planner.memory import account_device, group_sequences, operation_bytes, smallest_budget
 from planner.profiles import load_profile
 from planner.span import check_span
@@ -151,6 +152,8 @@ def check_account(plan: Plan, model: ModelSpec) -> None:
         If the plan's account says something else; names the first purpose that differs.
     """
     check_span(model, plan.workload)
+    if plan.policy.kv is not None and (why := kv_stays(model, plan.device)):
+        raise UnsupportedError(f"{model.name}: the plan has keys and values below: {why}")
     stated = plan.memory["device"]
     budget = stated.capacity_bytes
     width = DTYPES[model.dtype].itemsize

@@ -19,6 +19,7 @@ from executor.operations import Operations
 from executor.quantized import QuantizedMatrix
 from executor.schedule import Chunk
 from executor.source import WeightSource
+from executor.spill import Spill
 from executor.state import GroupState
 from executor.tokenizer import start_tokens
 from executor.units import Unit, Units, head_tile_span, model_units
@@ -26,12 +27,14 @@ from planner.documents import LayerSpec, ModelSpec, Policy, Workload
 from planner.memory import (
     PURPOSES,
     account_device,
+    aligned,
     context_tokens,
     decode_bytes,
     dense_slot_bytes,
     outside_bytes,
     read_buffer_bytes,
     slot_bytes,
+    start_slot_bytes,
 )
 from planner.quantized import expert_matrices, group_of
 from solvers.errors import UnsupportedError
@@ -130,7 +133,7 @@ class Device:
         self.adapter.to(self.device)
         dense_bytes = max(
             (
-                dense_slot_bytes(model, index)
+                start_slot_bytes(model, policy, workload, index, self.dtype.itemsize)
                 for index, layer in enumerate(policy.layers)
                 if not layer.dense_resident
             ),
@@ -150,6 +153,20 @@ class Device:
         self.ledger.use("workspace", "read buffer", buffer.size_bytes)
         self.ledger.use("workspace", "decoders", decode_bytes(model))
         self.reader = source.reader(buffer, self.pacer)
+        self.spill: Spill | None = None
+        if policy.kv is not None:
+            folder = source.store or source.checkpoint.folder
+            cache = self.adapter.cache_shape()
+            self.spill = Spill(
+                folder,
+                model,
+                policy,
+                workload,
+                self.dtype,
+                cache,
+                self.pacer,
+                source.read_into,
+            )
         self.units: Units = model_units(model, policy, self._sizes())
         self._load_residents(progress)
         streamed = sorted(self.units.sizes.keys() - self.units.resident)
@@ -172,6 +189,8 @@ class Device:
         for unit in sizes:
             if unit.kind != "head":
                 sizes[unit] = self.source.size_bytes(unit)
+            if self.spill is not None and unit.kind == "dense" and unit.stage in self.spill:
+                sizes[unit] = aligned(sizes[unit]) + self.spill.layer_bytes
         return sizes
 
     def _load_residents(self, progress: Callable[[int, int], None] | None) -> None:
@@ -212,17 +231,26 @@ class Device:
     @property
     def bytes_read(self) -> int:
         """Bytes read from the disk so far."""
-        return self.reader.bytes_read + self.embedding.bytes_read
+        spilled = 0 if self.spill is None else self.spill.bytes_read
+        return self.reader.bytes_read + self.embedding.bytes_read + spilled
 
     # --- copies -------------------------------------------------------------------------------
 
     def copy(self, chunk: Chunk) -> None:
         """Read one chunk into its slot."""
-        unit = chunk.unit
-        region = Region(self._offset(unit, chunk.slot), self.units.sizes[unit])
+        unit, start, stop = chunk.unit, chunk.offset_bytes, chunk.offset_bytes + chunk.size_bytes
+        size = self.units.sizes[unit]
+        if self.spill is not None and unit.kind == "dense":
+            size = self.source.size_bytes(unit)
+            begin = max(start - aligned(size), 0)
+            if stop > aligned(size) + begin:
+                kept = self._kept(unit, chunk.slot)
+                self.spill.read(unit.stage, kept, begin, stop - aligned(size) - begin)
+        region = Region(self._offset(unit, chunk.slot), size)
         lane = Lane(unit.kind == "dense", chunk.slot)
-        start, size = chunk.offset_bytes, chunk.size_bytes
-        self.memory.fetch(self.reader, self._pieces(unit), region, start, size, lane)
+        if start < size:
+            part = min(stop, size) - start
+            self.memory.fetch(self.reader, self._pieces(unit), region, start, part, lane)
         if chunk.last:
             self._check(unit, region)
 
@@ -247,6 +275,32 @@ class Device:
             offset = self._offset(unit, slot)
             views = self._views[key] = self._tensors(self.source.places(unit), offset)
         self.adapter.bind(unit.stage, views)
+        if self.spill is not None and slot is not None:
+            at = self._kept_at(unit, slot)
+            count = self.spill.layer_bytes // self.dtype.itemsize
+            kept = self._arena.tensor(at, (count,), self.dtype)
+            self.state.bind(unit.stage, *self.spill.views(kept))
+
+    def _kept_at(self, unit: Unit, slot: int) -> int:
+        return self._offset(unit, slot) + dense_slot_bytes(self.source.model, unit.stage)
+
+    def _kept(self, unit: Unit, slot: int) -> memoryview:
+        """A layer's keys and values in the slot of its dense part."""
+        size = 0 if self.spill is None else self.spill.layer_bytes
+        return self.memory.view(Region(self._kept_at(unit, slot), size))
+
+    def write_kv(self, unit: Unit, slot: int) -> bool:
+        """Write back what attention added to a layer's keys and values; False where they stay."""
+        if self.spill is None:
+            return False
+        kept, state = self._kept(unit, slot), self.state
+        if state.begins:
+            self.spill.write(unit.stage, kept)
+            return True
+        for index, (count, past) in enumerate(zip(state.counts, state.past, strict=True)):
+            if count:
+                self.spill.write_token(unit.stage, kept, index, state.column(past))
+        return True
 
     def expert(self, unit: Unit, slot: int | None) -> ExpertWeights:
         """An expert's matrices in its slot (None: resident)."""

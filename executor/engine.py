@@ -406,3 +406,5 @@ class Engine(Closing):
     def close(self) -> None:
         """Close the weight files."""
         self._source.close()
+        if self._device.spill is not None:
+            self._device.spill.close()

@@ -101,6 +101,8 @@ class Runtime:
         for batch in range(state.batches):
             operations.attention(layer, batch)
             record("attention", pass_index, layer, batch, state.batch_tokens(batch))
+        if slot is not None and self._device.write_kv(dense, slot):
+            record("write_kv", pass_index, layer, -1, state.tokens)
         if not self._model.layers[layer].experts:
             operations.dense_mlp(layer)
             transfers.release_dense(layer)

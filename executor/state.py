@@ -70,11 +70,18 @@ class GroupState:
         self._hidden_size = model.hidden_size
         rows = self.capacity * workload.prompt_tokens
         layers = len(model.layers) - model.encoder_depth  # an encoder keeps nothing
-        places = layers * self.capacity * self.columns
+        kept = list(range(layers))
+        if policy.kv is not None:
+            kept = [at for at, layer in enumerate(policy.layers) if layer.dense_resident]
+        self._kept = {layer: at for at, layer in enumerate(kept)}
+        self._below = frozenset(range(layers)) - frozenset(kept)
+        self._copied: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._blank: set[int] = set()
+        places = len(kept) * self.capacity * self.columns
         keys = places * cache.key_heads * cache.key_size
         values = places * cache.value_heads * cache.value_size
         both = cut(arena, "kv", "keys and values", (keys + values,), dtype)
-        shape = (layers, self.capacity)
+        shape = (len(kept), self.capacity)
         self._keys = both[:keys].view(*shape, cache.key_heads, self.columns, cache.key_size)
         self._values = both[keys:].view(*shape, cache.value_heads, self.columns, cache.value_size)
         self._hidden = cut(arena, "hidden", "residual", (rows, model.hidden_size), dtype)
@@ -123,6 +130,7 @@ class GroupState:
         """Forget all keys and values; so nothing computed from a masked column is no number."""
         self._keys.zero_()
         self._values.zero_()
+        self._blank = set(self._below)
 
     @property
     def sequences(self) -> int:
@@ -172,7 +180,20 @@ class GroupState:
 
     def keys_values(self, layer: int, first: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of some sequences: two [sequences, heads, columns, size]."""
-        return self._keys[layer, first:stop], self._values[layer, first:stop]
+        if layer in self._below:
+            keys, values = self._copied[layer]
+            return keys[first:stop], values[first:stop]
+        at = self._kept[layer]
+        return self._keys[at, first:stop], self._values[at, first:stop]
+
+    def bind(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Where a layer's keys and values have been copied to, all of [sequences, heads, columns,
+        size], if they lie below."""
+        self._copied[layer] = keys, values
+        if layer in self._blank:
+            self._blank.discard(layer)
+            keys.zero_()
+            values.zero_()
 
     def logits(self, count: int, vocab_size: int) -> list[torch.Tensor]:
         """Room for ``count`` rows of logits, in tensors [some of them, vocabulary].

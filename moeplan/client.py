@@ -168,8 +168,8 @@ class Client:
         workload, memory_bytes
             What is planned.
         **options
-            ``solver``, ``objective``, ``then``, ``tolerance``, ``time_limit_seconds``, ``seed``;
-            those that are None are left out.
+            ``solver``, ``objective``, ``then``, ``tolerance``, ``time_limit_seconds``, ``seed``,
+            ``kv``; those that are None are left out.
         """
         work = {k: v for k, v in to_json(workload).items() if k not in ("kind", "version")}
         given = {name: value for name, value in options.items() if value is not None}

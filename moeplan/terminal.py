@@ -25,7 +25,7 @@ class Look:
 
 LOOKS = (
     Look("█", "dark_orange", "experts", ("expert",)),
-    Look("▓", "dodger_blue1", "attention", ("attention",)),
+    Look("▓", "dodger_blue1", "attention", ("attention", "write_kv")),
     Look(
         "▒",
         "medium_purple",

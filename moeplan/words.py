@@ -140,6 +140,11 @@ def _keeps(plan: Plan, model: ModelSpec | None) -> str:
         f"Always in memory: {resident:,}{of_all} experts, the dense parts of {dense} of {layers} "
         f"layers, {policy.resident_head_tiles} of {policy.head_tiles} head tiles. "
     )
+    if policy.kv is not None and dense < layers:
+        text += (
+            "Keys and values of the layers whose dense parts are copied lie below the device, too: "
+            "they come with the dense part, and what attention adds is written back. "
+        )
     if experts is not None and resident == experts:
         return text + "No expert is ever copied again."
     text += (

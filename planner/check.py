@@ -10,6 +10,7 @@ import math
 
 from planner.documents import ModelSpec, Plan, Policy, document_hash
 from planner.encode import DTYPE_BYTES
+from planner.kv import kv_stays
 from planner.memory import default_head_tiling
 from planner.profiles import Profile
 from planner.recompute import check_account, check_prediction
@@ -122,7 +123,8 @@ def _check_workload(plan: Plan) -> list[Violation]:
         "dense_slots": policy.dense_slots,
         "experts": sum(len(layer.resident) for layer in policy.layers),
         "slots": policy.slots,
-        **dict.fromkeys(("kv", "hidden", "workspace", "logits", "embedding"), 1),
+        "kv": len(policy.layers) if policy.kv is None else len(policy.layers) - streamed,
+        **dict.fromkeys(("hidden", "workspace", "logits", "embedding"), 1),
     }
     for purpose, count in kept.items():
         if purpose in stated and (count > 0) != (stated[purpose] > 0):
@@ -261,6 +263,8 @@ def _check_model(plan: Plan, model: ModelSpec) -> list[Violation]:
     if policy.slots > most:
         message = f"{policy.slots:,} slots, of which {most:,} could ever be used"
         found.append(Violation("slots", "policy.slots", message))
+    if policy.kv is not None and (why := kv_stays(model, plan.device)):
+        found.append(Violation("kv", "policy.kv", why))
     context = plan.workload.prompt_tokens + plan.workload.new_tokens
     if context > model.max_context:
         message = f"{context} tokens of a context of {model.max_context}"

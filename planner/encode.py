@@ -22,12 +22,15 @@ import numpy.typing as npt
 
 from planner.documents import Channel, Curve, LayerPolicy, MemoryAccount, Policy, Workload
 from planner.memory import (
+    ALIGNMENT_BYTES,
     EXPERT_TILE_ROWS,
     account_device,
     aligned,
     default_head_tiling,
     dense_slot_bytes,
     head_tile_bytes,
+    kv_layer_bytes,
+    kv_token_bytes,
     slot_bytes,
 )
 from planner.profiles import Profile
@@ -81,6 +84,9 @@ class Encoding:
         Device budget.
     chunk_bytes
         Piece of a copy.
+    kv
+        Where keys and values lie, as in ``Policy``: with ``below`` a layer's are part of its start
+        unit.
     """
 
     profile: Profile
@@ -89,6 +95,7 @@ class Encoding:
     batch_size: int
     memory_bytes: int
     chunk_bytes: int
+    kv: Literal["below"] | None = None
 
     @property
     def group(self) -> int:
@@ -151,7 +158,10 @@ class Encoding:
         stages = []
         for layer in model.layers:
             held = dense_slot_bytes(model, layer.index)
-            dense = self._unit("dense", layer.dense_bytes, held, factors.copy)
+            size, kv_bytes = layer.dense_bytes, self.kv_bytes(layer.index)
+            if kv_bytes:
+                size, held = aligned(size) + kv_bytes, held + kv_bytes
+            dense = self._unit("dense", size, held, factors.copy)
             held = aligned(layer.expert_bytes)
             expert = self._unit("expert", layer.expert_bytes, held, factors.copy)
             stages.append(Stage(dense, (expert,) * layer.experts))
@@ -161,6 +171,30 @@ class Encoding:
         sizes = [min(rows, model.vocab_size - tile * rows) * row_bytes for tile in range(tiles)]
         tile_units = tuple(self._unit("head", size, held, factors.copy) for size in sizes)
         return (*stages, Stage(None, tile_units, sequential=True))
+
+    def kv_bytes(self, layer: int) -> int:
+        """Keys and values of a layer that are copied with its dense part, where that streams."""
+        if self.kv is None:
+            return 0
+        model = self.profile.model
+        return kv_layer_bytes(model, layer, self.group, self.workload, self.dtype_bytes)
+
+    @property
+    def all_kv_bytes(self) -> int:
+        """Keys and values of all layers, where they are copied."""
+        return sum(map(self.kv_bytes, range(len(self.profile.model.layers))))
+
+    def write_kv_ns(self, shape: PassShape, layer: int, factor: float) -> int:
+        """Writing back what attention added to them: all of them in prefill, in decode the blocks
+        of each sequence's new token. Priced as reads of as many bytes."""
+        size = self.kv_bytes(layer)
+        if not size:
+            return 0
+        if shape.phase == "prefill":
+            return self._unit("expert", size, size, factor).copy_ns
+        token = kv_token_bytes(self.profile.model, layer, self.dtype_bytes)
+        blocks = aligned(token) + (ALIGNMENT_BYTES if token % ALIGNMENT_BYTES else 0)
+        return shape.sequences * self.copy_ns(blocks, factor)
 
     def _unit(self, kind: UnitKind, size_bytes: int, held_bytes: int, factor: float) -> Unit:
         chunks = max(-(-size_bytes // self.chunk_bytes), 1)
@@ -190,7 +224,7 @@ class Encoding:
         count = len(model.layers) + 1
         width = max(tiles, max(layer.experts for layer in model.layers))
         shape = (len(shapes), count)
-        prologue, lead, epilogue = (np.zeros(shape, dtype=np.int64) for _ in range(3))
+        prologue, lead, back, epilogue = (np.zeros(shape, dtype=np.int64) for _ in range(4))
         demand = np.zeros((*shape, width), dtype=np.int32)
         work = np.zeros((*shape, width), dtype=np.int64)
         moe = list(model.moe_layers)
@@ -205,6 +239,7 @@ class Encoding:
                 if (one, parts) not in leads:
                     leads[one, parts] = self.lead(one, layer.index, factor).total_ns
                 lead[index, layer.index] = leads[one, parts]
+                back[index, layer.index] = self.write_kv_ns(one, layer.index, factors.copy)
                 if layer.experts:
                     epilogue[index, layer.index] = self._time("combine", tokens, factor, one.phase)
             rows = demand[index, moe]
@@ -220,7 +255,8 @@ class Encoding:
             mean[:, moe, : counts.shape[2]] = mean_demanded
             mean[:, -1, tiles:] = 0.0
         weight = np.array([one.weight for one in shapes], dtype=np.int64)
-        return Scenarios(prologue, lead, demand, work, epilogue, weight, mean, run_starts)
+        wrote = None if self.kv is None else back
+        return Scenarios(prologue, lead, demand, work, epilogue, weight, mean, run_starts, wrote)
 
     @staticmethod
     def tokens(shape: PassShape) -> int:
@@ -301,6 +337,7 @@ class Encoding:
             reserve=schedule.reserve,
             eviction=schedule.eviction,
             chunk_bytes=self.chunk_bytes,
+            kv=self.kv,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -10,6 +11,7 @@ import numpy.typing as npt
 
 from planner.documents import Workload
 from planner.encode import Encoding, Factors
+from planner.kv import Place, kv_stays
 from planner.objectives import Objective
 from planner.predict import Judged
 from planner.profiles import Profile
@@ -33,12 +35,14 @@ __all__ = [
     "batch_sizes",
     "candidates",
     "group_sizes",
+    "may_lie_below",
     "needed_bytes",
     "smallest_account",
     "smallest_budget_bytes",
 ]
 
 SetName = Literal["fit", "choose", "judge"]
+_Below = Literal["below"] | None
 
 CHUNK_BYTES = (4 << 20, 1 << 20, 256 << 10)
 """Pieces of a copy, the first that fits; small ones only where memory is very tight."""
@@ -258,32 +262,61 @@ def candidates(
     memory_bytes: int,
     seed: int,
     objective: Objective,
+    kv: Place = "auto",
 ) -> list[Candidate]:
     """All n and b that fit: for each group size the batch sizes whose attention is fastest and
-    whose workspace is least."""
+    whose workspace is least.
+
+    With ``kv`` ``auto`` those are looked at, too, whose keys and values lie below: of groups for
+    which they would take more than half of the budget, and of all groups where nothing else fits.
+    """
     sequences = Sequences.of(profile.arrays, profile.routing.experts)
     split = split_sequences(sequences.count, seed)
-    found = []
-    for group in group_sizes(workload.requests):
-        fitting: list[tuple[int, int, Encoding]] = []
-        for batch in batch_sizes(group):
-            encoding = _fitting(profile, workload, memory_bytes, -(-group // batch), batch)
-            if encoding is not None:
-                fitting.append((_attention_ns(encoding), -encoding.capacity_bytes, encoding))
-        chosen = {}
-        for ranked in ([(a, m, e) for a, m, e in fitting], [(m, a, e) for a, m, e in fitting]):
-            best = min(ranked, key=lambda entry: entry[:2], default=None)
-            if best is not None:
-                chosen[best[2].batch_size] = best[2]
-        found += [Candidate(e, sequences, split, seed, objective) for e in chosen.values()]
-    return found
+    groups = group_sizes(workload.requests)
+    found: list[Encoding] = []
+    if kv != "below":
+        for group in groups:
+            found += _of_group(profile, workload, memory_bytes, group, None)
+    if kv == "below" or (kv == "auto" and may_lie_below(profile)):
+        nothing = not found
+        for group in groups:
+            if kv == "auto" and not nothing and 2 * _kv(profile, workload, group) <= memory_bytes:
+                break  # groups only become smaller
+            found += _of_group(profile, workload, memory_bytes, group, "below")
+    return [Candidate(one, sequences, split, seed, objective) for one in found]
+
+
+def may_lie_below(profile: Profile) -> bool:
+    """Whether keys and values could lie in the tier below the device."""
+    return kv_stays(profile.model, profile.hardware.device) is None
+
+
+def _kv(profile: Profile, workload: Workload, group: int) -> int:
+    """Bytes of a group's keys and values in all layers."""
+    return Encoding(profile, workload, 1, group, 0, CHUNK_BYTES[0], "below").all_kv_bytes
+
+
+def _of_group(
+    profile: Profile, workload: Workload, memory_bytes: int, group: int, kv: _Below
+) -> list[Encoding]:
+    fitting: list[tuple[int, int, Encoding]] = []
+    for batch in batch_sizes(group):
+        encoding = _fitting(profile, workload, memory_bytes, (-(-group // batch), batch), kv)
+        if encoding is not None:
+            fitting.append((_attention_ns(encoding), -encoding.capacity_bytes, encoding))
+    chosen = {}
+    for ranked in ([(a, m, e) for a, m, e in fitting], [(m, a, e) for a, m, e in fitting]):
+        best = min(ranked, key=lambda entry: entry[:2], default=None)
+        if best is not None:
+            chosen[best[2].batch_size] = best[2]
+    return list(chosen.values())
 
 
 def _fitting(
-    profile: Profile, workload: Workload, memory_bytes: int, batches: int, batch: int
+    profile: Profile, workload: Workload, memory_bytes: int, shape: tuple[int, int], kv: _Below
 ) -> Encoding | None:
     for chunk in CHUNK_BYTES:
-        encoding = Encoding(profile, workload, batches, batch, memory_bytes, chunk)
+        encoding = Encoding(profile, workload, *shape, memory_bytes, chunk, kv)
         if encoding.capacity_bytes >= smallest_capacity_of(encoding):
             return encoding
     return None
@@ -300,16 +333,21 @@ def needed_bytes(encoding: Encoding) -> int:
     return encoding.fixed_bytes + smallest_capacity_of(encoding)
 
 
-def smallest_budget_bytes(profile: Profile, workload: Workload) -> int:
+def smallest_budget_bytes(profile: Profile, workload: Workload, kv: Place = "auto") -> int:
     """The smallest device budget with which any n and b works: one sequence at a time."""
-    return smallest_account(profile, workload)[0]
+    return smallest_account(profile, workload, kv)[0]
 
 
-def smallest_account(profile: Profile, workload: Workload) -> tuple[int, dict[str, int]]:
+def smallest_account(
+    profile: Profile, workload: Workload, kv: Place = "auto"
+) -> tuple[int, dict[str, int]]:
     """The smallest budget, and what it is for: purpose -> bytes."""
     accounts = []
-    for chunk in CHUNK_BYTES:
-        encoding = Encoding(profile, workload, 1, 1, 0, chunk)
+    places: list[_Below] = [] if kv == "below" else [None]
+    if kv == "below" or (kv == "auto" and may_lie_below(profile)):
+        places.append("below")
+    for place, chunk in itertools.product(places, CHUNK_BYTES):
+        encoding = Encoding(profile, workload, 1, 1, 0, chunk, place)
         total = needed_bytes(encoding)
         purposes = dict(encoding.fixed.by_purpose)
         starts = [stage.start.held_bytes for stage in encoding.stages(Factors()) if stage.start]

@@ -10,7 +10,10 @@ without gaps, a dense part is its tensors one after another, each at a multiple 
 
 from __future__ import annotations
 
-from planner.documents import LayerPolicy, LayerSpec, MemoryAccount, ModelSpec, Policy, Workload
+from dataclasses import replace
+from typing import Literal
+
+from planner.documents import LayerPolicy, MemoryAccount, ModelSpec, Policy, Workload
 from planner.span import context_tokens, kept_tokens
 from planner.workspace import (
     ATTENTION_TILE_ROWS,
@@ -58,12 +61,16 @@ __all__ = [
     "group_sequences",
     "head_tile_bytes",
     "kept_tokens",
+    "kv_layer_bytes",
+    "kv_sequence_bytes",
+    "kv_token_bytes",
     "operation_bytes",
     "outside_bytes",
     "read_buffer_bytes",
     "slot_bytes",
     "smallest_budget",
     "smallest_policy",
+    "start_slot_bytes",
     "workspace_bytes",
 ]
 
@@ -139,6 +146,37 @@ def dense_slot_bytes(model: ModelSpec, layer: int) -> int:
     return aligned(model.layers[layer].dense_bytes + DENSE_TENSORS * TENSOR_ALIGNMENT_BYTES)
 
 
+def kv_token_bytes(model: ModelSpec, layer: int, dtype_bytes: int) -> int:
+    """Keys and values of one token in one layer."""
+    # the specification counts in the storage type; keys and values are kept in the computing type
+    return model.layers[layer].kv_bytes_per_token // model.dtype_bytes * dtype_bytes
+
+
+def kv_sequence_bytes(model: ModelSpec, layer: int, workload: Workload, dtype_bytes: int) -> int:
+    """Keys and values of one sequence in one layer where they are copied: token by token, in whole
+    blocks, so that a token's can be written alone."""
+    return aligned(kept_tokens(workload) * kv_token_bytes(model, layer, dtype_bytes))
+
+
+def kv_layer_bytes(
+    model: ModelSpec, layer: int, sequences: int, workload: Workload, dtype_bytes: int
+) -> int:
+    """Likewise, of a group of so many sequences: what a copy brings beside a dense part."""
+    return sequences * kv_sequence_bytes(model, layer, workload, dtype_bytes)
+
+
+def start_slot_bytes(
+    model: ModelSpec, policy: Policy, workload: Workload, layer: int, dtype_bytes: int
+) -> int:
+    """Device bytes of what is copied before a layer begins: its dense part, and its keys and values
+    where they lie below."""
+    size = dense_slot_bytes(model, layer)
+    if policy.kv is None:
+        return size
+    sequences = group_sequences(policy, workload)
+    return size + kv_layer_bytes(model, layer, sequences, workload, dtype_bytes)
+
+
 def embedding_bytes(model: ModelSpec) -> int:
     """Device bytes for embedding rows: those kept, and those being read."""
     return aligned(min(model.embedding_bytes, EMBEDDING_CACHE_BYTES)) + embedding_read_bytes(model)
@@ -188,15 +226,17 @@ def account_device(
     Returns
     -------
     MemoryAccount
-        ``dense`` (resident dense parts), ``dense_slots``, ``experts`` (residents), ``slots``,
-        ``head`` (resident tiles and the final norm), ``kv`` (of the whole group at its longest),
+        ``dense`` (resident dense parts), ``dense_slots`` (with the keys and values that are copied
+        there), ``experts`` (residents), ``slots``,
+        ``head`` (resident tiles and the final norm), ``kv`` (of the whole group at its longest,
+        in the layers where they stay),
         ``hidden`` (residual stream, expert input, expert sum in float32, routing),
         ``workspace`` (the largest operation's temporaries, the read buffer and decoders),
         ``logits``, ``embedding``.
     """
     sequences = group_sequences(policy, workload)
     streamed = [
-        dense_slot_bytes(model, index)
+        start_slot_bytes(model, policy, workload, index, dtype_bytes)
         for index, layer in enumerate(policy.layers)
         if not layer.dense_resident
     ]
@@ -218,7 +258,11 @@ def account_device(
         "kv": aligned(
             sequences
             * kept_tokens(workload)
-            * sum(_kv_bytes(model, layer, dtype_bytes) for layer in model.layers)
+            * sum(
+                kv_token_bytes(model, index, dtype_bytes)
+                for index, layer in enumerate(policy.layers)
+                if layer.dense_resident or policy.kv is None
+            )
         ),
         "hidden": _hidden_bytes(model, sequences * workload.prompt_tokens, dtype_bytes)
         + _decoder_bytes(model, sequences, dtype_bytes),
@@ -232,11 +276,6 @@ def account_device(
         "embedding": embedding_bytes(model),
     }
     return MemoryAccount(capacity_bytes=capacity_bytes, by_purpose=by_purpose)
-
-
-def _kv_bytes(model: ModelSpec, layer: LayerSpec, dtype_bytes: int) -> int:
-    # the specification counts in the storage type; keys and values are kept in the computing type
-    return layer.kv_bytes_per_token // model.dtype_bytes * dtype_bytes
 
 
 def _hidden_bytes(model: ModelSpec, tokens: int, dtype_bytes: int) -> int:
@@ -294,7 +333,13 @@ def smallest_policy(model: ModelSpec, dtype_bytes: int) -> Policy:
     )
 
 
-def smallest_budget(model: ModelSpec, workload: Workload, dtype_bytes: int) -> int:
-    """The smallest device budget, in bytes, under which ``workload`` runs at all."""
-    policy = smallest_policy(model, dtype_bytes)
+def smallest_budget(
+    model: ModelSpec,
+    workload: Workload,
+    dtype_bytes: int,
+    kv: Literal["below"] | None = None,
+) -> int:
+    """The smallest device budget, in bytes, under which ``workload`` runs at all, where keys and
+    values lie there or, as ``Policy.kv`` has it, below."""
+    policy = replace(smallest_policy(model, dtype_bytes), kv=kv)
     return account_device(model, policy, workload, dtype_bytes, 0).peak_bytes

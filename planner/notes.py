@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from planner.documents import MemoryAccount, Predicted
-from planner.groups import Candidate
+from planner.documents import MemoryAccount, Policy, Predicted
+from planner.groups import Candidate, smallest_budget_bytes
 from planner.interval import extrapolated
+from planner.sizes import typed_size
 
 __all__ = ["plan_notes"]
 
@@ -17,12 +18,14 @@ def plan_notes(
     rivals: dict[str, float],
     predicted: Predicted,
     memory: MemoryAccount,
+    policy: Policy,
     said: tuple[str, ...],
 ) -> tuple[str, ...]:
     """What a reader should know of a plan, in a fixed order."""
     notes = [
         _group(candidate, memory),
         _copies(candidate, predicted),
+        _keys_values(candidate, policy, memory),
         _binds(predicted),
         *_rivals(solver, value, rivals),
     ]
@@ -63,6 +66,28 @@ def _copies(candidate: Candidate, predicted: Predicted) -> str:
         f"a pass copies about {_about(ahead + demanded)} of {len(each)} experts, predicted on "
         f"average: {_about(ahead)} ahead of the router and {_about(demanded)} on demand (what is "
         "left of a copy when the router speaks counts as on demand)"
+    )
+
+
+def _keys_values(candidate: Candidate, policy: Policy, memory: MemoryAccount) -> str:
+    """Where they lie, if not all on the device, and why."""
+    encoding = candidate.encoding
+    if encoding.kv is None:
+        return ""
+    streams = [index for index, layer in enumerate(policy.layers) if not layer.dense_resident]
+    if not streams:
+        return "keys and values all stay on the device: every dense part does"
+    size = sum(map(encoding.kv_bytes, streams))
+    least = smallest_budget_bytes(encoding.profile, encoding.workload, "device")
+    why = "with all of them on the device "
+    if least > memory.capacity_bytes:
+        why += f"nothing works below {typed_size(least)}"
+    else:
+        why += f"{encoding.all_kv_bytes / memory.capacity_bytes:.0%} of the budget would go to them"
+    return (
+        f"keys and values of {len(streams)} of {len(policy.layers)} layers lie below the device, "
+        f"and each pass copies them with the dense parts, {typed_size(size)} in all: {why}; "
+        "writing them back is priced as reading as much, it was not measured"
     )
 
 

@@ -60,7 +60,7 @@ def predict(judged: Judged, schedule: Schedule) -> Predicted:
     prefill_ns = int((pass_ns * weight)[prefill].sum()) // runs
     decode_ns = int((pass_ns * weight)[decode].sum()) // runs
     wall_ns = prefill_ns + decode_ns
-    by_kind = _by_kind(judged, result)
+    by_kind = _by_kind(judged, result, schedule)
     totals = PredictedTotals(
         wall_ns=wall_ns,
         prefill_ns=prefill_ns,
@@ -101,7 +101,12 @@ def _read_bytes(judged: Judged, result: Replay, copied: int) -> int:
     return round(copied * float(busy.sum()) / whole) if whole else copied
 
 
-def _by_kind(judged: Judged, result: Replay) -> Counter[str]:
+def _streams(schedule: Schedule) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """[stages]: whether a start unit is copied (the last stage has none)."""
+    return np.array([not choice.start_resident for choice in schedule.stages])
+
+
+def _by_kind(judged: Judged, result: Replay, schedule: Schedule) -> Counter[str]:
     """Time of each kind over the whole workload, computation, copies and waits."""
     encoding, scenarios = judged.encoding, judged.problem.scenarios
     weight = scenarios.weight
@@ -123,6 +128,8 @@ def _by_kind(judged: Judged, result: Replay) -> Counter[str]:
     def add(kind: str, per_pass: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
         total[kind] += int((per_pass * weight).sum()) // runs
 
+    if scenarios.start_lead_ns is not None:
+        add("write_kv", scenarios.start_lead_ns[:, _streams(schedule)].sum(axis=1))
     work = scenarios.work_ns.sum(axis=2)
     add("embed", scenarios.prologue_ns.sum(axis=1))
     add("expert", work[:, :-1].sum(axis=1))
@@ -144,7 +151,8 @@ def _timeline(judged: Judged, schedule: Schedule) -> Timeline:
     result = replay(one, schedule, record=True)
     # passes that form a ring are one run, so more than one of them may have been replayed
     stages = [times for times in result.stages if times.pass_index < len(judged.shapes)]
-    events = [event for times in stages for event in _computed(judged, times)]
+    streams = _streams(schedule)
+    events = [e for times in stages for e in _computed(judged, times, bool(streams[times.stage]))]
     copies = ("copy_dense", "copy_prefetch", "copy_demand")
     kinds = dict(
         zip(("start", "prefetch", "demand", "dropped"), (*copies, "copy_prefetch"), strict=True)
@@ -175,8 +183,8 @@ def _timeline(judged: Judged, schedule: Schedule) -> Timeline:
     return Timeline.of(inside[:_MOST_EVENTS])
 
 
-def _computed(judged: Judged, times: StageTimes) -> list[Event]:
-    """The events of one stage on the compute channel."""
+def _computed(judged: Judged, times: StageTimes, streams: bool) -> list[Event]:
+    """The events of one stage, whose start unit may be copied, on the compute channel."""
     shape = judged.shapes[times.pass_index]
     encoding = judged.encoding
     last = len(judged.problem.stages) - 1
@@ -194,7 +202,12 @@ def _computed(judged: Judged, times: StageTimes) -> list[Event]:
     now = times.start_ready_ns
     if stage < last:
         factor = judged.factors.of(shape.phase)
-        for kind, item, rows, duration in encoding.lead(shape, stage, factor).steps:
+        steps = list(encoding.lead(shape, stage, factor).steps)
+        wrote = encoding.write_kv_ns(shape, stage, judged.factors.copy) if streams else 0
+        if wrote:
+            after = sum(step[0] == "attention" for step in steps)
+            steps.insert(after, ("write_kv", -1, tokens, wrote))
+        for kind, item, rows, duration in steps:
             add(kind, item, now, now + duration, rows)
             now += duration
     demand = judged.problem.scenarios.demand[times.pass_index, stage]

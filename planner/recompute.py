@@ -101,6 +101,7 @@ def candidate_of(plan: Plan, profile: Profile) -> Candidate:
             policy.batch_size,
             plan.memory["device"].capacity_bytes,
             policy.chunk_bytes,
+            policy.kv,
         ),
         sequences,
         split_sequences(sequences.count, plan.seed),

@@ -33,6 +33,7 @@ from planner.entries import (
     told,
 )
 from planner.groups import candidates, smallest_account, smallest_budget_bytes
+from planner.kv import Place, check_place
 from planner.notes import plan_notes
 from planner.objectives import OBJECTIVES, Objective, check_second, objective_named
 from planner.predict import predict
@@ -68,6 +69,7 @@ def make_plan(
     tolerance: float = 0.01,
     interruptible: bool = False,
     cap_seconds: float | None = None,
+    kv: Place = "auto",
 ) -> Plan:
     """Plan a workload.
 
@@ -100,6 +102,9 @@ def make_plan(
     interruptible
         A first Control-C ends the search, and the best plan so far is returned (``stop`` is
         ``interrupted``); a second one ends everything.
+    kv
+        Where keys and values lie: ``device``, ``below`` (those of layers whose dense part streams),
+        or what is better (``auto``; see ``planner.groups.candidates``).
 
     Raises
     ------
@@ -122,6 +127,7 @@ def make_plan(
         tolerance=tolerance,
         patience=patience,
         cap_seconds=cap_seconds,
+        kv=kv,
     )
     return patience.finish(lambda: document(profile, entry, rivals, seed))
 
@@ -140,6 +146,7 @@ def solve(
     tolerance: float = 0.01,
     patience: Patience | None = None,
     cap_seconds: float | None = None,
+    kv: Place = "auto",
 ) -> tuple[Entry, list[Entry]]:
     """The winner and those it was compared with; see ``make_plan``."""
     patience = patience or Patience(False)
@@ -163,6 +170,7 @@ def solve(
             f"model's context of {profile.model.max_context}"
         )
     check_span(profile.model, workload)
+    check_place(kv, profile.model, profile.hardware.device)
     if goal.measure == "memory":
         return _least_memory(
             profile,
@@ -177,11 +185,12 @@ def solve(
             tolerance=tolerance,
             patience=patience,
             cap_seconds=cap_seconds,
+            kv=kv,
         )
     deadline = time.monotonic() + (time_limit_seconds if cap_seconds is None else cap_seconds)
-    found = candidates(profile, workload, memory_bytes, seed, goal)
+    found = candidates(profile, workload, memory_bytes, seed, goal, kv)
     if not found:
-        raise _too_small(profile, workload, memory_bytes)
+        raise _too_small(profile, workload, memory_bytes, kv)
     ranked = first_looks(found, deadline, patience)
     searching = Feature.BOUND in backend.features
     entries: list[Entry] = []
@@ -246,12 +255,13 @@ def _least_memory(
     tolerance: float,
     patience: Patience,
     cap_seconds: float | None,
+    kv: Place,
 ) -> tuple[Entry, list[Entry]]:
     """Plans within the least memory that works, or ``tolerance`` above it: the best of them by
     ``then`` (throughput)."""
-    smallest = smallest_budget_bytes(profile, workload)
+    smallest = smallest_budget_bytes(profile, workload, kv)
     if memory_bytes < smallest:
-        raise _too_small(profile, workload, memory_bytes)
+        raise _too_small(profile, workload, memory_bytes, kv)
     room = smallest if then is None else int(smallest * (1 + tolerance))
     entry, rivals = solve(
         profile,
@@ -264,14 +274,15 @@ def _least_memory(
         progress=progress,
         patience=patience,
         cap_seconds=cap_seconds,
+        kv=kv,
     )
     entry, *rivals = (aimed(housed(one, memory_bytes), goal) for one in (entry, *rivals))
     return entry, rivals
 
 
-def _too_small(profile: Profile, workload: Workload, memory_bytes: int) -> BudgetError:
+def _too_small(profile: Profile, workload: Workload, memory_bytes: int, kv: Place) -> BudgetError:
     """What a budget that cannot work is told: the smallest that can, and what it is for."""
-    smallest, purposes = smallest_account(profile, workload)
+    smallest, purposes = smallest_account(profile, workload, kv)
     ranked = sorted(purposes.items(), key=lambda item: (-item[1], item[0]))
     most = ", ".join(f"{typed_size(size)} for {_PURPOSES[name]}" for name, size in ranked[:3])
     return BudgetError(
@@ -305,7 +316,7 @@ def document(profile: Profile, entry: Entry, rivals: list[Entry], seed: int) -> 
     bound = candidate.bound(entry.schedule)
     lower = None if bound is None else candidate.value("judge", bound.value_ns)
     predicted = predict(candidate.judged(), entry.schedule)
-    memory = encoding.account(entry.schedule)
+    memory, policy = encoding.account(entry.schedule), encoding.policy(entry.schedule)
     judged_rivals = {
         rival.solver: rival.candidate.score("judge", rival.schedule) for rival in rivals
     }
@@ -330,7 +341,7 @@ def document(profile: Profile, entry: Entry, rivals: list[Entry], seed: int) -> 
         workload=encoding.workload,
         device=profile.hardware.device,
         dtype=profile.costs.dtype,
-        policy=encoding.policy(entry.schedule),
+        policy=policy,
         memory={"device": memory},
         predicted=predicted,
         chosen_over=judged_rivals,
@@ -341,6 +352,7 @@ def document(profile: Profile, entry: Entry, rivals: list[Entry], seed: int) -> 
             rivals=judged_rivals,
             predicted=predicted,
             memory=memory,
+            policy=policy,
             said=entry.notes,
         ),
         seed=seed,

@@ -99,6 +99,9 @@ class Scenarios:
     mean_demanded
         [passes, stages, items]: probability that the item is demanded in a pass of this kind, from
         more data than the scenarios themselves; None where there is no better estimate.
+    start_lead_ns
+        [passes, stages]: added to the lead where the stage's start unit is not resident (it takes
+        back what it changed); None: nothing.
     run_starts
         Passes at which a new run begins, with nothing but the residents in memory; others go on
         from the pass before.
@@ -112,15 +115,17 @@ class Scenarios:
     weight: Int64
     mean_demanded: npt.NDArray[np.float64] | None = None
     run_starts: tuple[int, ...] = (0,)
+    start_lead_ns: Int64 | None = None
 
     def __post_init__(self) -> None:
         passes, stages, _ = self.demand.shape
-        for name in ("prologue_ns", "lead_ns", "epilogue_ns"):
+        back = () if self.start_lead_ns is None else ("start_lead_ns",)
+        for name in ("prologue_ns", "lead_ns", "epilogue_ns", *back):
             if getattr(self, name).shape != (passes, stages):
                 raise OptionError(f"scenarios: {name} is not [{passes}, {stages}]")
         if self.work_ns.shape != self.demand.shape or self.weight.shape != (passes,):
             raise OptionError("scenarios: work_ns or weight does not fit demand")
-        for name in ("prologue_ns", "lead_ns", "demand", "work_ns", "epilogue_ns", "weight"):
+        for name in ("prologue_ns", "lead_ns", "demand", "work_ns", "epilogue_ns", "weight", *back):
             array = getattr(self, name)
             if array.size and int(array.min()) < 0:
                 raise OptionError(f"scenarios: {name} has a negative entry")
@@ -184,6 +189,7 @@ class Scenarios:
             self.weight[:count],
             None if mean is None else mean[:count],
             tuple(start for start in self.run_starts if start < count),
+            None if self.start_lead_ns is None else self.start_lead_ns[:count],
         )
 
 

@@ -116,7 +116,10 @@ def replay(
         for stage, choice in zip(problem.stages, schedule.stages, strict=True)
     ]
     residents = [frozenset(choice.resident) for choice in schedule.stages]
-    prologue, lead = scenarios.prologue_ns.tolist(), scenarios.lead_ns.tolist()
+    prologue, leads = scenarios.prologue_ns.tolist(), scenarios.lead_ns
+    if scenarios.start_lead_ns is not None:
+        leads = leads + scenarios.start_lead_ns * np.array(streams_start)
+    lead = leads.tolist()
     epilogue, order = scenarios.epilogue_ns.tolist(), scenarios.order
     ends: list[int] = []
     copied: list[int] = []

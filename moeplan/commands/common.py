@@ -36,6 +36,7 @@ __all__ = [
     "AttentionSinks",
     "AttentionWindow",
     "Json",
+    "KvPlace",
     "Memory",
     "NewTokens",
     "ObjectiveName",
@@ -108,6 +109,13 @@ AttentionSinks = Annotated[
     int | None,
     typer.Option(
         "--attention-sinks", min=0, max=1 << 20, help="And to so many first tokens of each (4)."
+    ),
+]
+KvPlace = Annotated[
+    str,
+    typer.Option(
+        "--kv",
+        help="Where keys and values lie: auto, device, or below it (of layers that stream).",
     ),
 ]
 TimeLimit = Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import typer
 from rich.text import Text
@@ -14,6 +14,7 @@ from moeplan.commands.common import (
     AttentionSinks,
     AttentionWindow,
     Json,
+    KvPlace,
     Memory,
     NewTokens,
     ObjectiveName,
@@ -53,6 +54,7 @@ from moeplan.options import (
 from moeplan.output import SearchSteps, human_bytes
 from moeplan.words import memory_bars
 from planner.documents import QuantizedExperts, write_document
+from planner.kv import KV_PLACES, Place
 from planner.objectives import OBJECTIVES
 from planner.quantized import LEAST_GROUP
 from solvers.errors import OptionError
@@ -213,6 +215,7 @@ def plan(
     new_tokens: NewTokens = 16,
     attention_window: AttentionWindow = None,
     attention_sinks: AttentionSinks = None,
+    kv: KvPlace = "auto",
     objective: ObjectiveName = "throughput",
     solver: SolverName = "cpsat",
     then: Then = None,
@@ -244,6 +247,7 @@ def plan(
     (objective,) = split_names(objective, OBJECTIVES, "--objective", most=1)
     (solver,) = split_names(solver, (*SOLVERS, *BOUNDS, *REFUSED), "--solver", most=1)
     second, share = second_objective((objective,), then, tolerance)
+    (place,) = cast("tuple[Place]", split_names(kv, KV_PLACES, "--kv", most=1))
     check_outputs(
         {"--out": out},
         [profile_folder, model, *map(Path, filter(None, (routing, hardware)))],
@@ -278,6 +282,7 @@ def plan(
             progress=SearchSteps(steps, limit),
             then=second,
             tolerance=share,
+            kv=place,
         )
     if predictors:
         made = with_predictors(made, loaded, seed)

@@ -11,6 +11,7 @@ import typer
 
 from moeplan.commands.common import searches
 from planner.documents import Locations, Plan, Workload
+from planner.kv import Place
 from planner.profiles import Profile
 from solvers.errors import MoeplanError
 from solvers.registry import Progress
@@ -38,6 +39,7 @@ def plan_at(
     progress: Progress,
     then: str | None,
     tolerance: float,
+    kv: Place,
 ) -> Plan:
     """As ``planner.solve.make_plan``, there instead of here.
 
@@ -72,6 +74,7 @@ def plan_at(
             seed=seed,
             then=then,
             tolerance=tolerance if then is not None else None,
+            kv=None if kv == "auto" else kv,
         )
         try:
             done = client.wait(job.id, told, lost)

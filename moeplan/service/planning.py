@@ -51,6 +51,7 @@ def plan_of(
         then=inputs["then"],
         tolerance=inputs["tolerance"],
         cap_seconds=cap_seconds,
+        kv=inputs.get("kv", "auto"),
     )
     faults = check_plan(made, profile)
     if faults:

@@ -20,6 +20,7 @@ from pydantic import (
 from moeplan.commands.common import DEFAULT_TIME_LIMIT_SECONDS, DEFAULT_TOLERANCE, searches
 from moeplan.service.problems import Refusal
 from planner.documents import MOST_REQUESTS
+from planner.kv import KV_PLACES
 from planner.objectives import OBJECTIVES
 from planner.placement import METHODS
 from solvers.registry import names
@@ -65,6 +66,7 @@ def _one_of(values: tuple[str, ...]) -> Any:
 
 Solver = Annotated[str, _one_of(names())]
 ObjectiveName = Annotated[str, _one_of(OBJECTIVES)]
+KvPlace = Annotated[str, _one_of(tuple(place for place in KV_PLACES if place != "auto"))]
 Method = Annotated[str, _one_of(METHODS)]
 
 
@@ -156,6 +158,9 @@ class PlanRequest(_Search):
 
     solver: Solver = "cpsat"
     objective: ObjectiveName = "throughput"
+    kv: KvPlace | None = Field(
+        default=None, description="Where keys and values lie (what is better)."
+    )
 
     def inputs(self) -> dict[str, Any]:
         """Of the job.
@@ -165,7 +170,10 @@ class PlanRequest(_Search):
         Refusal
             If an option can have no effect.
         """
-        return self._inputs((self.solver,), (self.objective,))
+        asked = self._inputs((self.solver,), (self.objective,))
+        if self.kv is None:
+            del asked["kv"]  # so that what was asked for before this could be is the same job
+        return asked
 
 
 class CompareRequest(_Search):

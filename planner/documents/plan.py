@@ -111,6 +111,10 @@ class Policy:
         a recording of the same run.
     chunk_bytes
         Copies are made in pieces of this size; between pieces an on-demand copy may overtake.
+    kv
+        Where keys and values lie. None: on the device. ``below``: those of a layer whose dense part
+        is resident on the device, those of the others in the tier below: they are copied with the
+        dense part, into its slot, and what attention adds is written back.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -126,6 +130,7 @@ class Policy:
     reserve: Units
     eviction: Literal["none", "lru", "lifo", "fifo", "frequency", "plan", "belady"]
     chunk_bytes: Annotated[int, Field(ge=4096, le=64 << 20)]
+    kv: Added[Literal["below"]] = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ __all__ = ["Event", "EventKind", "ServedAs", "Timeline", "Trace", "TraceTotals"]
 EventKind = Literal[
     "embed",
     "attention",
+    "write_kv",
     "router",
     "dense_mlp",
     "shared_expert",
@@ -50,6 +51,7 @@ class Event(NamedTuple):
     ``layer`` is the number of layers for the head, and -1 for the embedding; ``item`` is the
     expert, the head tile or the batch, -1 for none; ``size_bytes`` is 0 for compute; ``rows`` is
     0 for copies.
+    ``write_kv`` takes what a layer's attention added to KV to the tier below.
     ``wait_*`` rows are the bubbles: compute idle inside a pass.
     """
 

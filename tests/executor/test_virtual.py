@@ -83,7 +83,12 @@ def cases(draw: st.DrawFn) -> Case:
     prologue[:, 0] = draw(durations)
     epilogue = np.resize(np.array([3, 0, 11]), (passes, layers + 1)).astype(np.int64)
     weight = np.ones(passes, dtype=np.int64)
-    scenarios = Scenarios(prologue, lead, demand, work, epilogue, weight)
+    # what a start unit that is not resident adds to a lead: writing back
+    back = np.resize(np.array(draw(st.sampled_from([[0], [7, 0, 2]]))), lead.shape).astype(np.int64)
+    back[:, layers] = 0
+    scenarios = Scenarios(
+        prologue, lead, demand, work, epilogue, weight, start_lead_ns=back if back.any() else None
+    )
     slots = draw(st.integers(1, 7))
     eviction: Eviction = draw(st.sampled_from(get_args(Eviction)))
     schedule = Schedule(
@@ -138,11 +143,15 @@ def run_executor(case: Case) -> VirtualResult:
         chunk_bytes=CHUNK_BYTES,
     )
     scenarios = problem.scenarios
+    leads = scenarios.lead_ns.copy()
+    for stage, choice in enumerate(schedule.stages[:-1]):
+        if scenarios.start_lead_ns is not None and not choice.start_resident:
+            leads[:, stage] += scenarios.start_lead_ns[:, stage]
     passes = [
         [
             VirtualStage(
                 int(scenarios.prologue_ns[index, stage]),
-                int(scenarios.lead_ns[index, stage]),
+                int(leads[index, stage]),
                 tuple(
                     (int(item), int(rows), int(scenarios.work_ns[index, stage, item]))
                     for item, rows in enumerate(scenarios.demand[index, stage])

@@ -127,6 +127,28 @@ def test_plan_and_run_with_an_attention_window(
     assert "accelerate attends to all tokens, and this plan to a window of 3" in line
 
 
+def test_plan_and_run_with_keys_and_values_below(
+    made: SimpleNamespace,
+    command_json: Callable[..., Any],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    out, outputs, trace = (tmp_path / name for name in ("plan.json", "outputs.jsonl", "trace.json"))
+    argv = ["plan", made.profile, "--memory", made.memory, *WORK, "--solver", "lru"]
+    command_json(*argv, "--kv", "below", "--out", out)
+    assert json.loads(out.read_text())["policy"]["kv"] == "below"
+    assert command_json("check", out)["violations"] == []
+    command_json("run", out, "--prompts", made.prompts, "--out", outputs, "--trace", trace)
+    assert len(outputs.read_text().splitlines()) == 4
+    kinds = json.loads(trace.read_text())["totals"]["count_by_kind"]
+    assert kinds["write_kv"] == kinds["copy_dense"]
+    assert cli.main(["show", str(out)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Keys and values of the layers whose dense parts are copied lie below" in said
+    line = refused(capsys, *argv, "--kv", "host", "--out", tmp_path / "x.json")
+    assert "--kv 'host' is unknown; choose from auto, device, below" in line
+
+
 def test_ranges() -> None:
     assert parse_range("1MiB..2MiB", "--memory") == (1 << 20, 2 << 20)
     for text in ("1MiB", "..", "1MiB..", "..1MiB", "2MiB..1MiB", "1MiB..1MiB", "a..b"):

@@ -167,7 +167,7 @@ def test_the_smallest_budget_is_exact(small_profile: Any) -> None:
     with pytest.raises(BudgetError, match="the smallest that works is") as caught:
         make_plan(small_profile, WORKLOAD, memory_bytes=100_000)
     smallest = caught.value.smallest_bytes
-    assert smallest == smallest_budget(small_profile.model, WORKLOAD, 4)
+    assert smallest == smallest_budget(small_profile.model, WORKLOAD, 4, "below")
     made = make_plan(small_profile, WORKLOAD, memory_bytes=smallest)
     assert made.memory["device"].peak_bytes == smallest
     assert check_plan(made, small_profile) == []

@@ -101,6 +101,14 @@ def plan_fields(service: Service) -> list[Field]:
         service,
         Field("solver", "Solver", initial=("cpsat",), choices=_named(names())),
         Field("objective", "Objective", initial=("throughput",), choices=_named(OBJECTIVES)),
+        Field(
+            "kv",
+            "Keys and values",
+            choices=(("device", "on the device"), ("below", "below it, of layers that stream")),
+            optional=True,
+            more=True,
+            help="Where they lie: what is better, unless chosen.",
+        ),
     )
 
 

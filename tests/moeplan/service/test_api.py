@@ -20,6 +20,7 @@ from starlette.testclient import TestClient
 
 from moeplan import cli
 from moeplan.service.guard import is_loopback
+from moeplan.service.requests import PlanRequest
 from moeplan.service.store import Store
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -164,6 +165,7 @@ def test_a_path_in_an_upload_reaches_no_file(client: TestClient, upload: Body) -
         ({"solver": "cpsat", "then": "throughput"}, "body.then"),
         ({"then": "bytes"}, "body.then"),
         ({"seed": -1}, "body.seed"),
+        ({"kv": "auto"}, "body.kv"),
         ({"unknown": 1}, "body.unknown"),
     ],
 )
@@ -172,6 +174,12 @@ def test_plans_that_are_not_asked_for_well(
 ) -> None:
     refused(client.post("/v1/plans", json=plan_request(profile, **values)), 422, field)
     assert client.get("/v1/jobs").json()["items"] == []
+
+
+def test_a_request_that_leaves_a_later_option_out_is_the_job_that_it_was(plan_request: Any) -> None:
+    asked = PlanRequest.model_validate(plan_request("0" * 64))
+    assert "kv" not in asked.inputs()
+    assert asked.model_copy(update={"kv": "below"}).inputs() == {**asked.inputs(), "kv": "below"}
 
 
 @pytest.mark.parametrize(
