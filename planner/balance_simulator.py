@@ -18,11 +18,20 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from planner.documents import Curve, ExpertPlacement
+from planner.documents import Curve, ExpertPlacement, ModelSpec
 from planner.placement import Cluster
-from solvers.errors import OptionError
+from solvers.errors import DocumentError, OptionError
 
-__all__ = ["LayerTimes", "Links", "copies_of", "dealt", "links_of", "simulate", "simulate_passes"]
+__all__ = [
+    "LayerTimes",
+    "Links",
+    "check_fits",
+    "copies_of",
+    "dealt",
+    "links_of",
+    "simulate",
+    "simulate_passes",
+]
 
 Int64 = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -73,6 +82,33 @@ class LayerTimes:
         """Of the whole layer."""
         total: Floats = self.compute_ns + self.exchange_ns
         return total
+
+
+def check_fits(placement: ExpertPlacement, model: ModelSpec) -> None:
+    """Refuse a placement that is not for this model.
+
+    Raises
+    ------
+    DocumentError
+        If its layers or experts are not the model's.
+    """
+    moe = {spec.index: spec.experts for spec in model.layers if spec.experts}
+    placed = [one.layer for one in placement.layers]
+    if placed != list(moe):
+        raise DocumentError(
+            f"placement: has {len(placed)} layers ({_few(placed)}), {model.name} has experts in "
+            f"{len(moe)} ({_few(list(moe))}); place again with this model's routing"
+        )
+    other = {experts for experts in moe.values() if experts != placement.experts}
+    if other:
+        raise DocumentError(
+            f"placement: has {placement.experts} experts in each layer, {model.name} has "
+            f"{max(other)}; place again with this model's routing"
+        )
+
+
+def _few(layers: list[int]) -> str:
+    return ", ".join(map(str, layers[:3])) + (", ..." if len(layers) > 3 else "")
 
 
 def dealt(load: Int64, devices: int) -> Int64:

@@ -12,18 +12,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from executor.caps import check_cap
 from executor.closing import Closing
 from executor.parallel.buffer import Eviction
 from executor.parallel.group import RankGroup
+from executor.parallel.rank import RankOptions, rank_account
 from executor.prompts import check_tokens
 from executor.source import open_weights
 from executor.tokenizer import end_tokens
-from planner.balance_simulator import Links, links_of
-from planner.documents import Curve, ExpertPlacement, ModelSpec
+from planner.balance_simulator import Links, check_fits, links_of
+from planner.documents import Curve, ExpertPlacement
 from planner.memory import aligned
-from solvers.errors import BudgetError, DocumentError, OptionError, UnsupportedError
+from solvers.errors import BudgetError, OptionError, UnsupportedError
 
-__all__ = ["ParallelEngine", "ParallelRun", "RankReport", "Rebalance", "check_fits"]
+__all__ = ["ParallelEngine", "ParallelRun", "RankReport", "Rebalance"]
 
 _MOST_RANKS = 64
 _SHORT_PASSES, _LONG_PASSES, _LONG_TOKENS = 24, 4, 128
@@ -110,33 +112,6 @@ class ParallelRun:
     def wall_ns(self) -> int:
         """From the first rank's start to the last one's end, about: the longest."""
         return max(rank.wall_ns for rank in self.ranks)
-
-
-def check_fits(placement: ExpertPlacement, model: ModelSpec) -> None:
-    """Refuse a placement that is not for this model.
-
-    Raises
-    ------
-    DocumentError
-        If its layers or experts are not the model's.
-    """
-    moe = {spec.index: spec.experts for spec in model.layers if spec.experts}
-    placed = [one.layer for one in placement.layers]
-    if placed != list(moe):
-        raise DocumentError(
-            f"placement: has {len(placed)} layers ({_few(placed)}), {model.name} has experts in "
-            f"{len(moe)} ({_few(list(moe))}); place again with this model's routing"
-        )
-    other = {experts for experts in moe.values() if experts != placement.experts}
-    if other:
-        raise DocumentError(
-            f"placement: has {placement.experts} experts in each layer, {model.name} has "
-            f"{max(other)}; place again with this model's routing"
-        )
-
-
-def _few(layers: list[int]) -> str:
-    return ", ".join(map(str, layers[:3])) + (", ..." if len(layers) > 3 else "")
 
 
 class ParallelEngine(Closing):
@@ -239,6 +214,8 @@ class ParallelEngine(Closing):
         ------
         OptionError
             If a prompt is empty, too long or not of this vocabulary.
+        BudgetError
+            If the machine or a control group has not the memory that all ranks need together.
         RunError
             If a rank dies or does not answer; the others are then ended.
         """
@@ -350,6 +327,9 @@ class ParallelEngine(Closing):
 
     def _load(self, **sizes: int) -> RankGroup:
         """Ranks that have loaded this placement, with buffers of these sizes."""
+        ranks = [RankOptions(slots=n, eviction=self._eviction, **sizes) for n in self.slots]
+        # each rank looks for itself, but they share one machine
+        check_cap(sum(rank_account(self.model, options).peak_bytes for options in ranks))
         if self._group is None:
             self._group = RankGroup(self.placement.devices)
         order = {
@@ -358,8 +338,7 @@ class ParallelEngine(Closing):
             "store": self._store and str(self._store),
             "placement": [asdict(layer) for layer in self.placement.layers],
         }
-        options = {**sizes, "eviction": self._eviction}
-        self._group.ask([{**order, "options": {**options, "slots": n}} for n in self.slots])
+        self._group.ask([{**order, "options": asdict(options)} for options in ranks])
         return self._group
 
     def _check(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:

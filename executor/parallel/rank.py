@@ -21,7 +21,7 @@ from executor.schedule import Chunk
 from executor.sequences import Sequences
 from executor.source import WeightSource
 from executor.units import Unit
-from planner.documents import LayerPolicy, ModelSpec, Policy, Workload
+from planner.documents import LayerPolicy, MemoryAccount, ModelSpec, Policy, Workload
 from planner.memory import account_device, aligned, default_head_tiling
 
 __all__ = ["Rank", "RankOptions", "rank_policy"]
@@ -77,6 +77,13 @@ def rank_policy(model: ModelSpec, options: RankOptions, dtype_bytes: int) -> Pol
     )
 
 
+def rank_account(model: ModelSpec, options: RankOptions) -> MemoryAccount:
+    """What a rank's memory holds, by purpose; its capacity is left at 0."""
+    width = model.dtype_bytes
+    workload = Workload(options.requests, options.prompt_tokens, options.new_tokens)
+    return account_device(model, rank_policy(model, options, width), workload, width, 0)
+
+
 class Rank:
     """This process's device, one of ``torch.distributed``'s group.
 
@@ -100,9 +107,9 @@ class Rank:
         width = self._model.dtype_bytes
         policy = rank_policy(self._model, options, width)
         workload = Workload(options.requests, options.prompt_tokens, options.new_tokens)
-        account = account_device(self._model, policy, workload, width, 0)
+        peak_bytes = rank_account(self._model, options).peak_bytes
         with torch.inference_mode():
-            self._device = Device(source, policy, workload, account.peak_bytes)
+            self._device = Device(source, policy, workload, peak_bytes)
         self._head = [
             Unit(len(self._model.layers), "head", tile) for tile in range(policy.head_tiles)
         ]

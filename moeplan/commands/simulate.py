@@ -68,8 +68,7 @@ def simulate(
     An expert takes what the profile measured. Routing is drawn from sequences that no placement was
     fitted to. Dense parts are not in it.
     """
-    from executor.parallel.engine import check_fits
-    from planner.balance_simulator import Links, simulate_passes
+    from planner.balance_simulator import Links, check_fits, simulate_passes
     from planner.routing_draws import draw_passes
     from planner.routing_sources import load_source, trace_source
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from executor import open_weights
+from executor import caps, open_weights
+from executor.caps import PROCESS_BYTES, Cap
 from executor.parallel import ParallelEngine, RankGroup, Rebalance
 from executor.parallel.buffer import ExpertBuffer
-from executor.parallel.engine import check_fits
+from executor.parallel.rank import RankOptions, rank_account
 from executor.parallel.split import LayerSplit, copy_table
 from executor.units import Unit
+from planner.balance_simulator import check_fits
 from planner.documents import ExpertPlacement, ModelSpec
 from planner.documents.placement import BalanceFigures, LayerPlacement
 from solvers.errors import BudgetError, DocumentError, OptionError, RunError, UnsupportedError
@@ -272,6 +275,23 @@ def test_what_does_not_fit_is_refused(checkpoint_of: Callable[..., Path]) -> Non
     ):
         with pytest.raises(OptionError, match=words):
             engine.generate(prompts, tokens, batch_size=batch)
+
+
+def test_what_only_all_ranks_together_are_too_large_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(EXAMPLE)
+    engine = ParallelEngine(EXAMPLE, placed(model, 2))
+    ranks = [RankOptions(slots, "lifo", 3, 3, 9, 4) for slots in engine.slots]
+    both = sum(rank_account(model, one).peak_bytes for one in ranks) + PROCESS_BYTES
+    loads: list[str] = []
+    monkeypatch.setattr(RankGroup, "__init__", lambda *_: loads.append("begun"))
+    monkeypatch.setattr(RankGroup, "ask", lambda *_: loads.append("asked"))
+    for room, fits in ((both, True), (both - 1, False)):
+        cap = Cap(room, Path("memory.max"))
+        monkeypatch.setattr(caps, "lowest_cap", lambda _, cap=cap: cap)
+        loads.clear()
+        with nullcontext() if fits else pytest.raises(BudgetError, match="control group allows"):
+            engine._load(batch_size=3, requests=3, prompt_tokens=9, new_tokens=4)
+        assert bool(loads) == fits
 
 
 # --- which rows go where --------------------------------------------------------------------------

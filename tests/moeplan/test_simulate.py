@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -53,6 +54,15 @@ def test_one_device_and_64(given: SimpleNamespace, capsys: pytest.CaptureFixture
     # alike; nobody sends more, but who has an expert alone may get its rows: 64, hardly over 100
     assert 80_160 <= told[64]["layer_ns"]["exchange"] < 60_000 + 2 * 100 * 640
     assert told[64]["layer_ns"]["compute"] < told[1]["layer_ns"]["compute"]
+
+
+def test_it_needs_nothing_of_what_runs_models(
+    given: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("executor", "profiler", "torch"):
+        monkeypatch.setitem(sys.modules, name, None)
+    links = ["--bandwidth", "1GB/s", "--latency-us", 0, "--tokens", 64, "--passes", 1]
+    assert call("simulate", given.profile, "--placement", given.placed[1], *links) == 0
 
 
 def test_other_statistics_of_this_model(
