@@ -78,6 +78,8 @@ class Adapter:
     ----------
     family, prefix
         ``model_type`` that the class is for, and how transformers' names for it begin.
+    layer_kind, norm_kind
+        How its names for the class of a layer and of a norm end.
     attention_kind
         transformers' attention function; ``eager`` needs a mask of numbers always.
     block, gate, shared
@@ -101,6 +103,8 @@ class Adapter:
 
     family: ClassVar[str]
     prefix: ClassVar[str]
+    layer_kind: ClassVar[str] = "DecoderLayer"
+    norm_kind: ClassVar[str] = "RMSNorm"
     attention_kind: ClassVar[str] = "sdpa"
     block: ClassVar[str] = "mlp"
     gate: ClassVar[str] = "gate"
@@ -147,15 +151,16 @@ class Adapter:
 
     @classmethod
     def classes(cls) -> dict[str, Any]:
-        """``config``, ``layer``, ``norm`` and ``rotary`` classes of transformers."""
+        """``config``, ``layer``, ``norm`` and ``rotary`` classes of transformers; the last is one
+        of torch that does nothing where there is none."""
         package = f"transformers.models.{cls.family}"
         configuration = import_module(f"{package}.configuration_{cls.family}")
         modeling = import_module(f"{package}.modeling_{cls.family}")
         return {
             "config": getattr(configuration, f"{cls.prefix}Config"),
-            "layer": getattr(modeling, f"{cls.prefix}DecoderLayer"),
-            "norm": cls.norm or getattr(modeling, f"{cls.prefix}RMSNorm"),
-            "rotary": getattr(modeling, f"{cls.prefix}RotaryEmbedding"),
+            "layer": getattr(modeling, f"{cls.prefix}{cls.layer_kind}"),
+            "norm": cls.norm or getattr(modeling, f"{cls.prefix}{cls.norm_kind}"),
+            "rotary": getattr(modeling, f"{cls.prefix}RotaryEmbedding", nn.Identity),
         }
 
     def make_layers(self, kind: Any, count: int) -> list[Any]:

@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
 from torch.nn import functional
 
 from executor.adapters.base import ExpertWeights, Shapes, Tensors
@@ -28,6 +27,8 @@ class SwitchTransformersAdapter(EncoderDecoderAdapter):
 
     family: ClassVar[str] = "switch_transformers"
     prefix: ClassVar[str] = "SwitchTransformers"
+    layer_kind: ClassVar[str] = "Block"
+    norm_kind: ClassVar[str] = "LayerNorm"
     attention_kind: ClassVar[str] = "eager"
     gate: ClassVar[str] = "router"
     activation_key: ClassVar[str] = "dense_act_fn"
@@ -36,27 +37,12 @@ class SwitchTransformersAdapter(EncoderDecoderAdapter):
 
     def __init__(self, config: dict[str, Any], model: ModelSpec, dtype: torch.dtype) -> None:
         super().__init__(config, model, dtype)
-        modeling = import_module(f"transformers.models.{self.family}.modeling_{self.family}")
-        self._eager = modeling.eager_attention_forward
+        norm = type(self._final_norm)
+        self._eager = import_module(norm.__module__).eager_attention_forward
         with torch.device("meta"):
-            self._encoder_norm = modeling.SwitchTransformersLayerNorm(
-                model.hidden_size, eps=self.config.layer_norm_epsilon
-            )
+            self._encoder_norm = norm(model.hidden_size, eps=self.config.layer_norm_epsilon)
         self._biases: dict[bool, torch.Tensor] = {}
         self.capacity = self.config.expert_capacity
-
-    @classmethod
-    def classes(cls) -> dict[str, Any]:
-        """There is no rotary embedding."""
-        package = f"transformers.models.{cls.family}"
-        configuration = import_module(f"{package}.configuration_{cls.family}")
-        modeling = import_module(f"{package}.modeling_{cls.family}")
-        return {
-            "config": configuration.SwitchTransformersConfig,
-            "layer": modeling.SwitchTransformersBlock,
-            "norm": modeling.SwitchTransformersLayerNorm,
-            "rotary": nn.Identity,
-        }
 
     def check_config(self) -> None:
         """Computation in float32, where it is known to be transformers'; without ties transformers

@@ -17,7 +17,16 @@ import transformers
 
 from executor import Engine, open_weights, pack
 from executor.adapters import make_adapter
-from planner.documents import LayerPolicy, Plan, QuantizedExperts, Workload
+from executor.parallel import ParallelEngine
+from planner.documents import (
+    BalanceFigures,
+    ExpertPlacement,
+    LayerPlacement,
+    LayerPolicy,
+    Plan,
+    QuantizedExperts,
+    Workload,
+)
 from planner.memory import account_device, smallest_policy
 from profiler import profile_checkpoint
 from solvers.errors import CheckpointError, DocumentError, UnsupportedError
@@ -160,6 +169,27 @@ def test_what_an_encoder_does_not_have_yet_is_refused(
     with pytest.raises(UnsupportedError, match="cannot be profiled or planned for yet"):
         profile_checkpoint(checkpoint, tmp_path / "profile", memory_bytes=1 << 30)
     assert not any(tmp_path.iterdir())
+    with open_weights(checkpoint) as source:
+        moe = source.model.moe_layers
+    figures = BalanceFigures(1.0, 1.0, 1.0, 1)
+    placement = ExpertPlacement(
+        method="by hand",
+        devices=1,
+        nodes=1,
+        replicas=0,
+        experts=8,
+        layers=tuple(LayerPlacement(layer, ((0,),) * 8) for layer in moe),
+        routing_hash="0" * 64,
+        routing_source="synthetic",
+        drawn="by hand",
+        fitted=figures,
+        held_out=figures,
+        bound=None,
+        gap=None,
+        stop="rule",
+    )
+    with pytest.raises(UnsupportedError, match="cannot run on several devices yet"):
+        ParallelEngine(checkpoint, placement)
     policy = plan.policy
     named = LayerPolicy(True, (), (0,), "coactivation")
     guesses = replace(policy, layers=(*policy.layers[:5], named, *policy.layers[6:]))
@@ -205,3 +235,24 @@ def test_transformers_sends_every_token_of_nllb_to_two_experts() -> None:
         for expert in (2, 3):
             feed.experts[f"expert_{expert}"].fc2.weight.fill_(9.0)
         assert torch.equal(feed(rows), before)
+
+
+def test_logits(checkpoint: Path, plan: Plan) -> None:
+    """Their scale, too, which the likeliest token does not tell."""
+    (prompt,) = prompts_of(1)
+    parts: dict[int, torch.Tensor] = {}
+    with Engine.from_plan(plan) as engine:
+        operations = engine._device.operations
+        plain = operations.head_tile
+
+        def keep(tile: int, weight: torch.Tensor) -> torch.Tensor:
+            parts[tile] = plain(tile, weight).clone()
+            return parts[tile]
+
+        operations.head_tile = keep  # type: ignore[method-assign]
+        engine.generate([prompt], 1)
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(checkpoint)
+    with torch.no_grad():
+        want = model(torch.tensor([prompt]), decoder_input_ids=torch.tensor([[5]])).logits[0]
+    got = torch.cat([parts[tile] for tile in sorted(parts)], dim=1)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
