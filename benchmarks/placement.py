@@ -108,7 +108,7 @@ def run(cell: Cell, seconds: float) -> dict[str, Any]:
         fit = PlacementProblem(cell.scenes.fit, room, replicas)
         judge = PlacementProblem(cell.scenes.judge, room, replicas)
         start = time.perf_counter()
-        placed = place_items(fit, method, Limits(seconds, seconds), cell.scenes.kinds)
+        placed = place_items(fit, method, Limits(seconds, seconds), cell.scenes.origins)
         took = time.perf_counter() - start
         placement = placed.placement
         if check_placement(fit, placement):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -11,12 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.documents.model import ModelSpec
-from planner.documents.placement import BalanceFigures, ExpertPlacement, LayerPlacement
+from planner.documents.placement import (
+    BalanceFigures,
+    ExpertPlacement,
+    LayerPlacement,
+    PlacementCandidate,
+)
 from planner.files import read_regular
-from planner.routing_draws import check_work, draw_scenarios
+from planner.routing_draws import check_work, draw_scenarios, half_counts
 from planner.routing_sources import RoutingSource
 from solvers.errors import BudgetError, OptionError
 from solvers.outcome import Stop
+from solvers.placement.choose import Origins
 from solvers.placement.exact import ENGINES, place_items
 from solvers.placement.problem import Placement, PlacementProblem, balance, check_placement
 from solvers.placement.rules import RULES
@@ -98,13 +104,13 @@ class Cluster:
 class Scenes:
     """Scenarios to fit and to judge by, [scenarios, layers, experts], and how they were drawn.
 
-    ``kinds`` [scenarios] numbers the domain of each fitted one, where each is of one domain.
+    ``origins`` says which of the fitted ones share no sequence.
     """
 
     fit: npt.NDArray[np.int64]
     judge: npt.NDArray[np.int64]
     drawn: str
-    kinds: npt.NDArray[np.int64] | None = None
+    origins: Origins = field(default_factory=Origins)
 
 
 def scenes_of(
@@ -124,13 +130,19 @@ def scenes_of(
     """
     check_work(source, max(scenarios, judged), batch, scenarios)
     same = fit_domains == judge_domains
+    half: Literal["first", "all"] = "first" if same else "all"
     common = {"batch": batch, "by_domain": by_domain}
+    names = source.domains if fit_domains is None else fit_domains
+    of_one = by_domain and len(names) > 1
+    known = [] if source.heat else half_counts(source, names, half)
+    parts = not of_one and max(known, default=0) > 1
     fit = draw_scenarios(
         source,
         scenarios,
         seed=seed,
-        half="first" if same else "all",
+        half=half,
         domains=fit_domains,
+        parts=parts,
         **common,  # type: ignore[arg-type]
     )
     judge = draw_scenarios(
@@ -143,10 +155,13 @@ def scenes_of(
     )
     unit = "tokens" if source.heat else "sequences" if batch > 1 else "sequence"
     words = f"batches of {batch} {unit}{' of one domain' if by_domain else ''}: {source.statement}"
-    count = len(source.domains if fit_domains is None else fit_domains)
-    # domains come in turn (see draw_scenarios)
-    kinds = np.arange(scenarios) % count if by_domain and count > 1 else None
-    return Scenes(fit, judge, words, kinds)
+    # domains, or halves of the sequences, come in turn (see draw_scenarios)
+    turns = len(names) if of_one else 2 if parts else 0
+    origins = Origins(
+        np.arange(scenarios) % turns if turns else None,
+        None if source.heat else sum(known) // batch,
+    )
+    return Scenes(fit, judge, words, origins)
 
 
 def expert_room(
@@ -261,7 +276,7 @@ def place(
     fit = PlacementProblem(scenes.fit, room, replicas)
     judge = PlacementProblem(scenes.judge, room, replicas)
     limits = Limits(time_limit_seconds, time_limit_seconds, seed)
-    placed = place_items(fit, method, limits, scenes.kinds)
+    placed = place_items(fit, method, limits, scenes.origins)
     placement, bound = placed.placement, placed.bound
     if source.joint is not None and cluster.devices > 1 and method != "contiguous":
         placement = relabel(fit, placement, source.joint, cluster.link())
@@ -288,6 +303,10 @@ def place(
         gap=max(1.0 - bound / fitted.average_max_load, 0.0) if fitted.average_max_load else 0.0,
         stop=_STOPS[placed.stop],
         seed=seed,
+        candidates=tuple(
+            PlacementCandidate(one.name, min(one.average_max_load, 1.0), one.stages)
+            for one in placed.candidates
+        ),
     )
 
 

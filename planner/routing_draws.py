@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from planner.routing_sources import MOST_CELLS, RoutingSource
 from solvers.errors import OptionError
 
-__all__ = ["check_work", "draw_passes", "draw_scenarios"]
+__all__ = ["check_work", "draw_passes", "draw_scenarios", "half_counts"]
 
 Int64 = npt.NDArray[np.int64]
 
@@ -65,6 +66,7 @@ def draw_scenarios(
     half: Literal["first", "second", "all"],
     domains: tuple[str, ...] | None = None,
     by_domain: bool = False,
+    parts: bool = False,
 ) -> Int64:
     """Rows that batches ask of each expert: [count, layers, experts].
 
@@ -86,6 +88,10 @@ def draw_scenarios(
         Only these.
     by_domain
         Each batch is of one domain, domains in turn; otherwise batches mix them all.
+    parts
+        Of batches that mix all domains: every second one is of the second half of each domain's
+        sequences (of those that ``half`` leaves), the others of the first. Needs sequences, and two
+        of one domain.
 
     Raises
     ------
@@ -104,7 +110,13 @@ def draw_scenarios(
     if source.heat:
         return _draw_tokens(source, names, count, batch, random, by_domain)
     pools = [_half(source, source.sequences[name], half) for name in names]
-    if not by_domain:
+    if parts:
+        cut = [len(pool) // 2 for pool in pools]
+        pools = [
+            np.concatenate([pool[:at] for pool, at in zip(pools, cut, strict=True)]),
+            np.concatenate([pool[at:] for pool, at in zip(pools, cut, strict=True)]),
+        ]
+    elif not by_domain:
         pools = [np.concatenate(pools)]
     if min(len(pool) for pool in pools) < 1:
         raise OptionError("a half of the routing statistics holds no sequence: record more")
@@ -166,13 +178,18 @@ def draw_passes(
         batch = tokens if sequences is None else sequences
         if batch > tokens:
             raise OptionError(f"{batch} sequences of only {tokens} tokens: each has one at least")
-        known = sum(len(_half(source, one, "second")) for one in source.sequences.values())
+        known = sum(half_counts(source, source.domains, "second"))
         batch = min(batch, known) if sequences is None else batch
         drawn = draw_scenarios(source, count, batch=batch, seed=seed, half="second")
         total = drawn.sum(axis=2, keepdims=True)
         # a layer that nobody asked anything of
         shares = np.where(total > 0, drawn / np.maximum(total, 1), 1 / source.experts)
     return random.multinomial(tokens * top_k, shares)
+
+
+def half_counts(source: RoutingSource, domains: Sequence[str], half: str) -> list[int]:
+    """Sequences of each domain in a half."""
+    return [len(_half(source, source.sequences[name], half)) for name in domains]
 
 
 def _half(source: RoutingSource, array: Int64, half: str) -> Int64:

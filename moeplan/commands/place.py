@@ -162,6 +162,9 @@ def place(
         write_document(placements[0], out)
     reporter.show(_table(placements, cluster.devices))
     reporter.show(Text(f"Batches: {scenes.drawn}. An even load would be {1 / devices:.4f}."))
+    for one in placements:
+        if one.candidates:
+            reporter.show(Text(_choice(one)))
     if out is not None:
         reporter.show(Text(f"{placements[0].method} is written to {out}"))
     summaries = [{**placement_summary(one), "hash": document_hash(one)} for one in placements]
@@ -174,6 +177,19 @@ def _expert_bytes(path: Path, experts: int) -> int:
     from planner.placement import largest_expert
 
     return largest_expert(read_model(path), experts, f"--model {path}")
+
+
+def _choice(placement: ExpertPlacement) -> str:
+    """What a method that searches took in which layers, and what the others came to."""
+    compared = sorted(placement.candidates, key=lambda one: (-one.layers, one.average_max_load))
+    said = [
+        f"{one.name} {one.average_max_load:.4f}" + (f" (in {one.layers} layers)" * bool(one.layers))
+        for one in compared
+    ]
+    return (
+        f"{placement.method} took what had less on the fullest device on fitted batches that it "
+        f"had not learnt from: {', '.join(said)}."
+    )
 
 
 def _table(placements: list[ExpertPlacement], devices: int) -> Table:

@@ -23,7 +23,12 @@ from planner.documents.base import (
 from planner.documents.costs import Channel, CostProfile, Curve, Hardware, Surface, Tier
 from planner.documents.machine import Machine
 from planner.documents.model import LayerSpec, ModelSpec, QuantizedExperts, StoredShares
-from planner.documents.placement import BalanceFigures, ExpertPlacement, LayerPlacement
+from planner.documents.placement import (
+    BalanceFigures,
+    ExpertPlacement,
+    LayerPlacement,
+    PlacementCandidate,
+)
 from planner.documents.plan import (
     MOST_REQUESTS,
     Inputs,
@@ -79,6 +84,7 @@ __all__ = [
     "Machine",
     "MemoryAccount",
     "ModelSpec",
+    "PlacementCandidate",
     "Plan",
     "Policy",
     "Predicted",

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 
 from planner.documents.base import STRICT, Count, Document, Hash, Positive, Source
 
-__all__ = ["BalanceFigures", "ExpertPlacement", "LayerPlacement"]
+__all__ = ["BalanceFigures", "ExpertPlacement", "LayerPlacement", "PlacementCandidate"]
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -42,6 +42,18 @@ class LayerPlacement:
     devices: tuple[tuple[Count, ...], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PlacementCandidate:
+    """A rule or a search that learnt from one part of the fitted scenarios, compared with others on
+    another part: ``average_max_load`` there, and in how many ``layers`` it was taken."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    name: str
+    average_max_load: Share
+    layers: Count
+
+
 @dataclass(frozen=True)
 class ExpertPlacement(Document):
     """Experts on devices.
@@ -67,6 +79,9 @@ class ExpertPlacement(Document):
         (average_max_load - bound) / average_max_load.
     stop
         Why the method stopped.
+    candidates
+        Of a method that searches: what it chose from, on fitted scenarios kept apart from learning
+        (none where there were too few). What is judged on is not among them.
     """
 
     kind: ClassVar[str] = "placement"
@@ -86,6 +101,7 @@ class ExpertPlacement(Document):
     gap: Share
     stop: Literal["optimal", "time_limit", "rule"]
     seed: Count = 0
+    candidates: tuple[PlacementCandidate, ...] = ()
 
     def __post_init__(self) -> None:
         if self.devices % self.nodes:

@@ -27,7 +27,8 @@ import numpy as np
 from solvers.exact import ExactSolver
 from solvers.outcome import Stop
 from solvers.placement.bounds import mean_bound, scenario_bounds, stage_bounds
-from solvers.placement.problem import Bools, Floats, Int64, Placement, PlacementProblem, fullest
+from solvers.placement.choose import Candidate, Origins, choose
+from solvers.placement.problem import Bools, Floats, Int64, Placement, PlacementProblem
 from solvers.placement.rules import RULES
 from solvers.placement.search import search
 from solvers.registry import Limits, load
@@ -38,12 +39,6 @@ __all__ = ["ENGINES", "MOST_TERMS", "Placed", "StageModel", "place_items", "solv
 MOST_TERMS = 100_000
 """Terms of a stage's model that gets anywhere in its share of the time."""
 _UNIT = 1_000_000
-_SURE = 3.0
-"""Standard errors of a gain that is not chance."""
-_LEAST_SCENARIOS = 16
-"""With fewer, no half is left to judge by."""
-_MANY_KINDS = 16
-"""With fewer kinds, how much two of them differ is not known well enough to judge a stage alone."""
 
 ENGINES = ("cpsat", "milp")
 """The back ends that solve a stage's model."""
@@ -140,25 +135,27 @@ class StageModel:
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """A placement, a bound on ``average_max_load`` of the fitted scenarios, and why it stopped."""
+    """A placement, a bound on ``average_max_load`` of the fitted scenarios, why it stopped, and
+    what was compared on which scenarios to choose by (see ``solvers.placement.choose``)."""
 
     placement: Placement
     bound: float
     stop: Stop
+    candidates: tuple[Candidate, ...] = ()
 
 
 def place_items(
-    problem: PlacementProblem, method: str, limits: Limits, kinds: Int64 | None = None
+    problem: PlacementProblem, method: str, limits: Limits, origins: Origins | None = None
 ) -> Placed:
-    """A placement by any rule or engine; ``limits`` and ``kinds`` are as for ``solve_exactly``."""
+    """A placement by any rule or engine; the arguments are as for ``solve_exactly``."""
     if method not in RULES:
-        return solve_exactly(problem, method, limits, kinds)
+        return solve_exactly(problem, method, limits, origins)
     bound = mean_bound(problem, stage_bounds(problem))
     return Placed(RULES[method](problem), bound, Stop.RULE)
 
 
 def solve_exactly(
-    problem: PlacementProblem, engine: str, limits: Limits, kinds: Int64 | None = None
+    problem: PlacementProblem, engine: str, limits: Limits, origins: Origins | None = None
 ) -> Placed:
     """Rules, local search, then an integer program for each stage that is small enough.
 
@@ -170,17 +167,17 @@ def solve_exactly(
         ``cpsat`` or ``milp``.
     limits
         ``work`` and ``seconds`` are shared evenly by the stages.
-    kinds
-        [scenarios]: what kind each one is of (a text domain). What is learnt from some kinds is
-        judged by others, so that what holds for a kind alone is not learnt. None: every other
-        scenario judges.
+    origins
+        Which scenarios share no sequence, so that what is learnt from some is judged by others.
+        None: all are of their own.
     """
     solver = cast(ExactSolver, load(engine))
     deadline = time.monotonic() + limits.seconds
-    start, searched = _validated(problem, limits, kinds)
+    choice = choose(problem, limits, origins or Origins())
+    searched = choice.searched
     held = search(
         problem,
-        [start, *(rule(problem) for rule in RULES.values())],
+        [choice.start, *(rule(problem) for rule in RULES.values())],
         only=searched,
         seed=limits.seed,
         seconds=limits.seconds / 3,
@@ -212,76 +209,9 @@ def solve_exactly(
         if searched[stage] and after < before:
             held[stage] = better
         optimal = optimal and solved.optimal
-    stop = Stop.OPTIMAL if optimal and bool(searched.all()) else Stop.TIME_LIMIT
-    return Placed(Placement(held), mean_bound(problem, bounds), stop)
-
-
-def _validated(
-    problem: PlacementProblem, limits: Limits, kinds: Int64 | None
-) -> tuple[Placement, Bools]:
-    """A rule's placement of each stage, and the stages where searching pays.
-
-    The rule is ``replicate`` (without replicas: greedy by mean load) unless another surely beats it
-    on scenarios that neither has seen. A search fits scenarios' noise as well as what they have in
-    common. So it is tried on one half of the scenarios and used where it beats the rule on the
-    other half by more than three standard errors of the paired difference: with many stages,
-    chance passes a lower bar.
-    """
-    rules = [rule(problem) for rule in RULES.values()]
-    if len(problem.load) < _LEAST_SCENARIOS:
-        values = np.stack([fullest(problem, one).mean(axis=0) for one in rules])
-        return _pick(rules, np.argmin(values, axis=0)), np.ones(values.shape[1], dtype=np.bool_)
-    if kinds is not None and 2 < len(np.unique(kinds)) < _MANY_KINDS:
-        return _by_left_out_kind(problem, rules, limits, kinds)
-    even = (np.arange(len(problem.load)) if kinds is None else kinds) % 2 == 0
-    if even.all():
-        even = np.arange(len(problem.load)) % 2 == 0
-    half, other = problem.take(even), problem.take(~even)
-    learnt = [rule(half) for rule in RULES.values()]
-    loads = np.stack([fullest(other, one) for one in learnt])
-    plain = list(RULES).index("replicate")
-    # rules learn noise, too: anti-correlation fits correlations that are none
-    sure = np.stack([_sure_gain(loads[plain], one) for one in loads])
-    picked = np.where(sure.max(axis=0) > 0, np.argmax(sure, axis=0), plain)
-    ours = search(half, learnt, seed=limits.seed, seconds=limits.seconds / 3)
-    gain = _sure_gain(fullest(other, _pick(learnt, picked)), fullest(other, ours))
-    return _pick(rules, picked), gain > 0
-
-
-def _by_left_out_kind(
-    problem: PlacementProblem, rules: list[Placement], limits: Limits, kinds: Int64
-) -> tuple[Placement, Bools]:
-    """The rule, or searching, that did best on kinds that it had not seen; of all stages alike.
-
-    Each kind is left out in turn, and all kinds count alike. Kinds differ more than scenarios of
-    one, so with few of them no gain is sure: what has been best so far is taken, over all stages,
-    since a single one's best is chance.
-    """
-    names = np.unique(kinds)
-    seconds = limits.seconds / 3 / len(names)
-    value = np.zeros(len(RULES) + 1)
-    for name in names:
-        seen, left_out = problem.take(kinds != name), problem.take(kinds == name)
-        learnt = [rule(seen) for rule in RULES.values()]
-        learnt.append(search(seen, learnt, kicks=2, seed=limits.seed, seconds=seconds))
-        value += [fullest(left_out, one).mean() for one in learnt]
-    best = int(np.argmin(value))
-    searched = np.full(len(rules[0].held), best == len(rules))
-    return (rules[0] if best == len(rules) else rules[best]), searched
-
-
-def _sure_gain(before: Floats, after: Floats) -> Floats:
-    """[stages]: mean of before - after [scenarios, stages], less what may be chance."""
-    gain = before - after
-    error = gain.std(axis=0, ddof=1) / math.sqrt(len(gain))
-    sure: Floats = gain.mean(axis=0) - _SURE * error
-    return sure
-
-
-def _pick(placements: list[Placement], which: Int64) -> Placement:
-    """Stage by stage one of several placements."""
-    held = [placements[at].held[stage] for stage, at in enumerate(which.tolist())]
-    return Placement(np.stack(held))
+    optimal = optimal and bool(searched.all())
+    stop = Stop.OPTIMAL if optimal else Stop.TIME_LIMIT
+    return Placed(Placement(held), mean_bound(problem, bounds), stop, choice.candidates)
 
 
 def _value(share: Floats, held: Bools) -> float:

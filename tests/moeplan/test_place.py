@@ -33,6 +33,7 @@ def test_a_placement_and_its_summary(
     assert 0 <= said["gap"] <= 1
     assert said["bound"] <= said["fitted"]["average_max_load"]
     assert [layer.layer for layer in written.layers] == [0, 1, 2]
+    assert sum(one["layers"] for one in said["candidates"]) == 3
 
 
 def test_methods_beside_each_other(shares: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,6 +42,18 @@ def test_methods_beside_each_other(shares: Path, capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr().out
     assert "greedy" in shown
     assert "replicate" in shown
+    assert "took" not in shown
+
+
+def test_what_a_search_was_chosen_over_is_said(
+    shares: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["place", "--routing", str(shares), "--devices", "2", "--scenarios", "20"]
+    assert cli.main([*arguments, "--time-limit", "1"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "cpsat took what had less on the fullest device" in said
+    for name in ("contiguous", "greedy", "anti-correlation", "replicate", "search"):
+        assert f"{name} 0." in said
 
 
 @pytest.mark.parametrize(

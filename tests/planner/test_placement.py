@@ -83,6 +83,42 @@ def test_shares_halves_are_disjoint_and_whole_prompts(tmp_path: Path) -> None:
     assert even.all(axis=1).tolist() == [True, False, True, False]
 
 
+def test_what_is_chosen_by_shares_no_sequence_with_what_is_learnt_from(tmp_path: Path) -> None:
+    source = load_source(shares_file(tmp_path))
+    scenes = scenes_of(source, scenarios=64, judged=8)
+    assert scenes.origins.kinds is not None
+    parts = [{one.tobytes() for one in scenes.fit[scenes.origins.kinds == part]} for part in (0, 1)]
+    # 4 prompts of each of 2 domains are fitted: each part is 2 of each, drawn again and again
+    assert [len(part) for part in parts] == [4, 4]
+    assert not parts[0] & parts[1]
+    assert scenes.origins.batches == 8
+    assert scenes_of(source, scenarios=64, judged=8, batch=3).origins.batches == 2
+    by_domain = scenes_of(source, scenarios=6, judged=8, by_domain=True).origins
+    assert by_domain.kinds is not None
+    assert by_domain.kinds.tolist() == [0, 1, 0, 1, 0, 1]
+    assert not {one.tobytes() for one in scenes.fit} & {one.tobytes() for one in scenes.judge}
+
+
+def test_one_fitted_sequence_teaches_no_search(tmp_path: Path) -> None:
+    source = load_source(trace_file(tmp_path))
+    scenes = scenes_of(source, scenarios=32, judged=8)
+    assert scenes.origins.kinds is None
+    assert scenes.origins.batches == 1
+    room = expert_room(Cluster(2), layers=2, experts=4, replicas=0)
+    common = {"source_hash": "0" * 64, "time_limit_seconds": 1.0}
+    plain = place(source, scenes, Cluster(2), room, method="greedy", **common)
+    searched = place(source, scenes, Cluster(2), room, method="cpsat", **common)
+    assert searched.layers == plain.layers
+    taken = {one.name: one.layers for one in searched.candidates}
+    assert taken == {
+        "contiguous": 0,
+        "greedy": 0,
+        "anti-correlation": 0,
+        "replicate": 2,
+        "search": 0,
+    }
+
+
 def test_heat_and_counts_draw_tokens(tmp_path: Path) -> None:
     source = load_source(heat_file(tmp_path))
     drawn = draw_scenarios(source, 200, batch=64, seed=0, half="first")
