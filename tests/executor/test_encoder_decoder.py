@@ -184,8 +184,8 @@ def test_what_an_encoder_does_not_have_yet_is_refused(
         drawn="by hand",
         fitted=figures,
         held_out=figures,
-        bound=None,
-        gap=None,
+        bound=1.0,
+        gap=0.0,
         stop="rule",
     )
     with pytest.raises(UnsupportedError, match="cannot run on several devices yet"):
