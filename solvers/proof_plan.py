@@ -34,6 +34,7 @@ order.
 to the end of it and no farther. A pass that comes there no more than e before ahead waits for what
 is left, p - e before at least, and for each ns that it waits longer it may gain one. So it is ahead
 by no more than e before + its own wait - p when its demand is known, and its own wait is part of t.
+What a start unit that streams adds to the lead is not in A, and counts as a wait.
 
 ``whole``: where something is demanded, work and waits after the lead take D + x at least, D being
 the copies on demand, and X anyway. Of the demanded items that are neither resident nor wholly
