@@ -418,7 +418,10 @@ def test_a_form_makes_the_job_that_the_interface_makes(
     job = client.post("/v1/plans", json=plan_request(profile)).json()
     typed = {"profile": profile, "memory_bytes": "1.5 MB", "requests": "4", "seed": "0"}
     typed |= {"prompt_tokens": "16", "new_tokens": "4", "solver": "lru", "objective": "throughput"}
-    answer = client.post("/plans/new", data=typed, headers=OWN, follow_redirects=False)
+    # where a browser posts it: what a link chose is in the form, and no parameter of a job
+    asked = client.get(f"/plans/new?of={profile}").text
+    (place,) = re.findall(r'<form method="post" action="([^"]*)" class="ask">', asked)
+    answer = client.post(place, data=typed, headers=OWN, follow_redirects=False)
     assert (answer.status_code, answer.headers["location"]) == (303, f"/jobs/{job['id']}")
     answer = client.post("/plans/new", data=typed | {"seed": "1"}, headers=OWN)
     assert answer.status_code == 429
