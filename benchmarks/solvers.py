@@ -8,7 +8,7 @@ What the cells are, ``benchmarks.solver_cells`` says. Columns:
 - gap: (objective - bound) / objective on the fitted passes, against the bound of the class
   ``plan``, recomputed in integers from its multipliers. The objective is the replay's time with the
   correction of ``solvers.variate``, so that neither side gains from what these passes demand by
-  chance; where little is copied there is no correction, and a gap holds what a schedule made for
+  chance; where copies can hide there is no correction, and a gap holds what a schedule made for
   just these passes could gain, too.
 - price: of information, likewise against the bound for those that know the routing: the most that
   a predictor could earn.
