@@ -100,8 +100,8 @@ def check_source(
         if made_checksum(read(layouts[unit.name])) != unit.checksum:
             raise StaleError(
                 "store",
-                f"{store}: {unit.name} is another in {source.folder}: one of them was changed after "
-                "packing; pack the checkpoint into a new folder",
+                f"{store}: {unit.name} is another in {source.folder}: one of them was changed "
+                "after packing; pack the checkpoint into a new folder",
             )
         done += unit.size_bytes
         if progress is not None:
