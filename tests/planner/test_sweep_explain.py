@@ -150,10 +150,14 @@ def test_nothing_to_explain_where_all_is_resident(small_profile: Any) -> None:
     assert found.memory_price.slope == pytest.approx(0.0, abs=1e-9)
 
 
-def test_the_needed_bytes_are_exact(small_profile: Any) -> None:
+@pytest.mark.parametrize("kv", ["device", "below"])
+def test_the_needed_bytes_are_exact(small_profile: Any, kv: Any) -> None:
     from planner.encode import Encoding
 
-    encoding = Encoding(small_profile, WORKLOAD, 1, 1, 0, 256 << 10)
-    assert needed_bytes(encoding) == smallest_budget_bytes(small_profile, WORKLOAD)
+    place = "below" if kv == "below" else None
+    least = needed_bytes(Encoding(small_profile, WORKLOAD, 1, 1, 0, 256 << 10, place))
+    assert least == smallest_budget_bytes(small_profile, WORKLOAD, kv)
+    made = make_plan(small_profile, WORKLOAD, memory_bytes=least, solver="lru", kv=kv)
+    assert made.memory["device"].peak_bytes <= least
     with pytest.raises(BudgetError):
-        make_plan(small_profile, WORKLOAD, memory_bytes=needed_bytes(encoding) - 1)
+        make_plan(small_profile, WORKLOAD, memory_bytes=least - 1, solver="lru", kv=kv)
