@@ -274,7 +274,7 @@ def _notes(
         + (limits.format(fit["memory"].value) if memory.source == "spec" else ""),
         f"{tier}; copies at {copies.value / 1e9:.3g} GB/s ({copies.source})",
         f"routing: {routing.statement} ({routing.document.source})",
-        "memory is what moeplan's own runtime would need, with keys and values on the device",
+        "memory is what moeplan's own runtime would need",
     ]
     if model.dtype not in DTYPE_BYTES or any(
         layer.experts and 2 * layer.expert_bytes < 3 * model.hidden_size * layer.expert_intermediate

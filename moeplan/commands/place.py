@@ -179,11 +179,15 @@ def _expert_bytes(path: Path, experts: int) -> int:
     return largest_expert(read_model(path), experts, f"--model {path}")
 
 
+def _layers(count: int) -> str:
+    return "in 1 layer" if count == 1 else f"in {count} layers"
+
+
 def _choice(placement: ExpertPlacement) -> str:
     """What a method that searches took in which layers, and what the others came to."""
     compared = sorted(placement.candidates, key=lambda one: (-one.layers, one.average_max_load))
     said = [
-        f"{one.name} {one.average_max_load:.4f}" + (f" (in {one.layers} layers)" * bool(one.layers))
+        f"{one.name} {one.average_max_load:.4f}" + (f" ({_layers(one.layers)})" * bool(one.layers))
         for one in compared
     ]
     return (

@@ -12,6 +12,7 @@ from planner.catalogue import named_machine
 from planner.check import check_plan
 from planner.documents import Figure, Workload
 from planner.drawn_routing import draw_routing
+from planner.groups import smallest_budget_bytes
 from planner.offline import choose_dtype, offline_profile, write_profile
 from planner.profiles import Profile, load_profile
 from planner.solve import make_plan
@@ -74,6 +75,18 @@ def test_a_plan_of_it_passes_the_checker_and_says_what_it_is(
     rate = plan.predicted.tokens_per_second
     # nine of ten published runs lie within a factor of about two
     assert rate.high / rate.value > 1.5
+
+
+def test_where_keys_and_values_lie_is_said_once(small_profile: Any) -> None:
+    box = named_machine("a100-80gb")
+    box = dataclasses.replace(box, device="cpu", link_bytes_per_second=None)
+    profile = made(small_profile.model, box)
+    work = Workload(2, 8, 4)
+    least = smallest_budget_bytes(profile, work, "below")
+    plan = make_plan(profile, work, memory_bytes=least, solver="on-demand", kv="below")
+    said = " ".join(plan.notes)
+    assert "lie below the device" in said
+    assert "values on the device" not in said
 
 
 def test_a_profile_is_written_once(small_profile: Any, tmp_path: Path) -> None:
