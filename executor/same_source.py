@@ -54,7 +54,7 @@ def source_files(layouts: Iterable[UnitLayout]) -> tuple[SourceFile, ...]:
     return tuple(found)
 
 
-def made_checksum(parts: Iterable[bytes]) -> str:
+def made_checksum(parts: Iterable[bytes | memoryview]) -> str:
     """Checksum that a unit made of these bytes has in a store."""
     found = hashlib.blake2b(digest_size=16)
     for part in parts:

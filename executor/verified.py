@@ -22,7 +22,7 @@ import numpy.typing as npt
 from executor.blocks import Blocks, Decoder, DecodingError
 from executor.direct import DirectFile, ReadBuffer
 from executor.layout import UnitLayout
-from executor.same_source import SourceFile, check_source, source_files
+from executor.same_source import SourceFile, check_source, made_checksum, source_files
 from executor.store import StoreIndex
 from planner.checkpoint import Checkpoint
 from planner.documents import Document, load_document, write_document
@@ -148,13 +148,10 @@ def digest(file: DirectFile, offset: int, size_bytes: int, blocks: Blocks | None
 
     Blocks that cannot be decoded have none that any unit has.
     """
-    found = hashlib.blake2b(digest_size=16)
     try:
-        for part in _contents(file, offset, size_bytes, blocks):
-            found.update(part)
+        return made_checksum(_contents(file, offset, size_bytes, blocks))
     except DecodingError:
         return ""
-    return found.hexdigest()
 
 
 def row_checksums(
