@@ -10,6 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from operator import le
 from pathlib import Path
@@ -132,7 +133,7 @@ class StoreIndex(Document):
     compression: Compression | None = None
     quantized: Added[QuantizedExperts] = None
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the index, and through its checksums of all weights."""
         value = to_json(self)
