@@ -121,7 +121,8 @@ class Writing:
         self._layouts = list(layouts.values())
         self._compression = compression
         # of what is not compressed; it is the most that the store can have
-        _, self._size_bytes = place_units(unit.size_bytes for unit in self._layouts)
+        offsets, self._size_bytes = place_units(unit.size_bytes for unit in self._layouts)
+        self._done_bytes = [*offsets, self._size_bytes]
         self._store = store
         self._progress = progress
         header: dict[str, object] = {
@@ -154,7 +155,7 @@ class Writing:
             reused = len(units)
             _, position = place_units(map(_stored_bytes, units, self._layouts))
             free = shutil.disk_usage(self._store).free
-            left = sum(aligned(unit.size_bytes) for unit in self._layouts[reused:])
+            left = self._size_bytes - self._done_bytes[reused]
             if free < left:
                 most = "are needed" if self._compression is None else "may be needed"
                 raise RunError(f"{self._store}: {left} bytes {most}, {free} are free")
@@ -280,8 +281,7 @@ class Writing:
 
     def _report(self, count: int) -> None:
         if self._progress is not None:
-            done = sum(aligned(unit.size_bytes) for unit in self._layouts[:count])
-            self._progress(done, self._size_bytes)
+            self._progress(self._done_bytes[count], self._size_bytes)
 
     def _index(self, units: list[_Written]) -> StoreIndex:
         offsets, size = place_units(map(_stored_bytes, units, self._layouts))
