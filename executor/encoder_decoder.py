@@ -59,6 +59,7 @@ class EncoderDecoderState(GroupState):
         self.sources = [0] * self.capacity
         self.joined: list[int] = []
         self.decodes = False
+        self._encoded_rows = 0
         self._fed: list[int] = []
         self._positions: list[int] = []
 
@@ -87,7 +88,7 @@ class EncoderDecoderState(GroupState):
         self.starts = [0]
         for count in self.counts:
             self.starts.append(self.starts[-1] + count)
-        self.longest = 1
+        self._encoded_rows, self.longest = self.longest, 1
         self.mixed = 0 < len(self.joined) < self.tokens
 
     def share_out(
@@ -117,8 +118,7 @@ class EncoderDecoderState(GroupState):
 
         It lies there until the pass ends.
         """
-        longest = max(self.sources[joined] for joined in self.joined)
-        return self._hidden[place * longest :][: self.sources[place]]
+        return self._hidden[place * self._encoded_rows :][: self.sources[place]]
 
     def keys_values(self, layer: int, first: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of some sequences: two [sequences, heads, columns, size]."""
