@@ -153,34 +153,24 @@ class Device:
         self.ledger.use("workspace", "read buffer", buffer.size_bytes)
         self.ledger.use("workspace", "decoders", decode_bytes(model))
         self.reader = source.reader(buffer, self.pacer)
+        sizes = model, policy, workload, self.dtype, self.adapter.cache_shape()
         self.spill: Spill | None = None
         if policy.kv is not None:
             folder = source.store or source.checkpoint.folder
-            cache = self.adapter.cache_shape()
-            self.spill = Spill(
-                folder,
-                model,
-                policy,
-                workload,
-                self.dtype,
-                cache,
-                self.pacer,
-                source.read_into,
-            )
+            self.spill = Spill(folder, *sizes, self.pacer, source.read_into)
         self.units: Units = model_units(model, policy, self._sizes())
         self._load_residents(progress)
         streamed = sorted(self.units.sizes.keys() - self.units.resident)
         self.memory.prepare(self.reader, [self._pieces(unit) for unit in streamed])
         self.embedding = Embedding(self.memory.rows, source, self.pacer, self.dtype)
         self.embedding.load_all()
-        sizes = self._arena, model, policy, workload, self.dtype, self.adapter.cache_shape()
         self.state: GroupState
         self.operations: Operations
         if isinstance(self.adapter, EncoderDecoderAdapter):
-            self.state = both = EncoderDecoderState(*sizes)
+            self.state = both = EncoderDecoderState(self._arena, *sizes)
             self.operations = EncoderDecoderOperations(self.adapter, both, self.embedding, policy)
         else:
-            self.state = GroupState(*sizes)
+            self.state = GroupState(self._arena, *sizes)
             self.operations = Operations(self.adapter, self.state, self.embedding, policy)
 
     def _sizes(self) -> dict[Unit, int]:
