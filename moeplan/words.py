@@ -16,6 +16,7 @@ from solvers.errors import OptionError
 
 __all__ = [
     "PURPOSE_WORDS",
+    "counted",
     "decode_tokens_per_second",
     "expert_map",
     "explain_plan",
@@ -68,7 +69,8 @@ def range_words(numbers: Range) -> str:
     return f"{human_number(numbers.value)} ({low} to {high})"
 
 
-def _count(number: int, thing: str) -> str:
+def counted(number: int, thing: str) -> str:
+    """``1 layer``, ``1,200 layers``."""
     return f"{number:,} {thing}" + ("" if number == 1 else "s")
 
 
@@ -103,11 +105,11 @@ def _runs(plan: Plan) -> str:
     groups = -(-work.requests // group)
     name = plan.locations.checkpoint.rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
     return (
-        f"{name} in {plan.dtype} on {plan.device}: {_count(work.requests, 'request')}, prompts of "
-        f"up to {_count(work.prompt_tokens, 'token')}, {_count(work.new_tokens, 'new token')} "
-        f"each. They run in {_count(groups, 'group')} of n = {policy.n_batches} batches of b = "
+        f"{name} in {plan.dtype} on {plan.device}: {counted(work.requests, 'request')}, prompts of "
+        f"up to {counted(work.prompt_tokens, 'token')}, {counted(work.new_tokens, 'new token')} "
+        f"each. They run in {counted(groups, 'group')} of n = {policy.n_batches} batches of b = "
         f"{policy.batch_size}: weights that are copied for one layer serve "
-        f"{_count(min(group, work.requests), 'sequence')} at once.{_sees(work)}"
+        f"{counted(min(group, work.requests), 'sequence')} at once.{_sees(work)}"
     )
 
 
@@ -121,10 +123,10 @@ def work_words(work: Workload) -> str:
 def _sees(work: Workload) -> str:
     if work.attention_window is None:
         return ""
-    first = f"the first {_count(work.attention_sinks or 0, 'token')} of its sequence and "
+    first = f"the first {counted(work.attention_sinks or 0, 'token')} of its sequence and "
     return (
         f" A token attends to {first if work.attention_sinks else ''}the last "
-        f"{_count(work.attention_window, 'token')}, not to all: outputs are not the model's own."
+        f"{counted(work.attention_window, 'token')}, not to all: outputs are not the model's own."
     )
 
 
@@ -148,11 +150,11 @@ def _keeps(plan: Plan, model: ModelSpec | None) -> str:
     if experts is not None and resident == experts:
         return text + "No expert is ever copied again."
     text += (
-        f"Candidates for copying before the router has spoken: {_count(ahead, 'expert')}"
+        f"Candidates for copying before the router has spoken: {counted(ahead, 'expert')}"
         f" ({ahead / layers:.1f} a layer), in a fixed order, as far as time and slots allow; what "
         "the router chooses beyond is copied on demand. "
         f"{_named_words(policy)}"
-        f"{_count(policy.slots, 'slot')} for experts in flight"
+        f"{counted(policy.slots, 'slot')} for experts in flight"
     )
     if policy.reserve:
         text += f", of which {policy.reserve} only for copies on demand"
@@ -165,7 +167,7 @@ def _keeps(plan: Plan, model: ModelSpec | None) -> str:
         "plan": "kept until the room is needed (what the plan copies farthest ahead first)",
         "belady": "kept until the room is needed (what a recorded run needs farthest ahead first)",
     }[policy.eviction]
-    return f"{text}; {kept}. {_count(policy.dense_slots, 'slot')} for dense parts."
+    return f"{text}; {kept}. {counted(policy.dense_slots, 'slot')} for dense parts."
 
 
 def _named_words(policy: Policy) -> str:
@@ -173,7 +175,7 @@ def _named_words(policy: Policy) -> str:
     names = Counter(layer.predictor for layer in policy.layers if layer.predictor != "plan")
     if not names:
         return ""
-    by = ", ".join(f"{name} in {_count(count, 'layer')}" for name, count in sorted(names.items()))
+    by = ", ".join(f"{name} in {counted(count, 'layer')}" for name, count in sorted(names.items()))
     return f"Once the layer before is routed, a predictor names anew what is copied ahead: {by}. "
 
 
@@ -283,7 +285,7 @@ def explain_trace(
     measured = tokens_per_second(trace)
     text = (
         f"Measured on {trace.device}{paced}: tokens/s {human_number(measured)} in all: "
-        f"{_count(totals.new_tokens, 'new token')} in {human_time(totals.wall_ns)}, "
+        f"{counted(totals.new_tokens, 'new token')} in {human_time(totals.wall_ns)}, "
         f"{_share(totals.prefill_ns, totals.wall_ns)} of it prefill, in {totals.passes:,} "
         f"{'pass' if totals.passes == 1 else 'passes'}. Read {human_bytes(totals.bytes_read)}, of "
         "which "
@@ -325,7 +327,7 @@ def served_words(totals: TraceTotals) -> str:
         for how, words in _SERVED_WORDS.items()
         if how in totals.served
     ]
-    return f"Of {_count(count, 'expert')} that layers needed: {', '.join(shares)}."
+    return f"Of {counted(count, 'expert')} that layers needed: {', '.join(shares)}."
 
 
 def memory_bars(by_purpose: Mapping[str, int], capacity_bytes: int, width: int = 40) -> Table:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from moeplan.commands.common import Json, Seed, placement_summary, reporter_of
 from moeplan.options import check_outputs, optional_bandwidth, parse_size, split_names
+from moeplan.words import counted
 from planner.documents import document_hash, write_document
 from solvers.errors import OptionError
 
@@ -179,15 +180,12 @@ def _expert_bytes(path: Path, experts: int) -> int:
     return largest_expert(read_model(path), experts, f"--model {path}")
 
 
-def _layers(count: int) -> str:
-    return "in 1 layer" if count == 1 else f"in {count} layers"
-
-
 def _choice(placement: ExpertPlacement) -> str:
     """What a method that searches took in which layers, and what the others came to."""
     compared = sorted(placement.candidates, key=lambda one: (-one.layers, one.average_max_load))
     said = [
-        f"{one.name} {one.average_max_load:.4f}" + (f" ({_layers(one.layers)})" * bool(one.layers))
+        f"{one.name} {one.average_max_load:.4f}"
+        + (f" (in {counted(one.layers, 'layer')})" if one.layers else "")
         for one in compared
     ]
     return (
