@@ -159,7 +159,7 @@ class Bench:
         found = []
         for _ in range(self.runs):
             copies = [self._copies(plan)]
-            trace = self._run(plan, prompts)
+            trace = self.trace_of(plan, prompts)
             copies.append(self._copies(plan))
             found.append(self._held(plan, trace, [one for one in copies if one is not None]))
         middle = sorted(found, key=lambda one: one.ratio)[self.runs // 2]
@@ -190,7 +190,8 @@ class Bench:
             planned=promised.value if self.corrected else None,
         )
 
-    def _run(self, plan: Plan, prompts: list[list[int]]) -> Trace:
+    def trace_of(self, plan: Plan, prompts: list[list[int]]) -> Trace:
+        """One run, with a fresh engine."""
         pace = self.paced_bytes_per_second
         with Engine.from_plan(plan, paced_bytes_per_second=pace) as engine:
             engine.generate(prompts, plan.workload.new_tokens)

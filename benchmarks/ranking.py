@@ -39,7 +39,6 @@ from benchmarks.prediction import THROTTLES, Bench, Job, bench_of, grid, run_pro
 from benchmarks.record import Record
 from benchmarks.throttle import throttled
 from benchmarks.writing import write_result
-from executor import Engine
 from planner.documents import Plan, Workload, document_hash
 from planner.solve import make_plan
 from solvers.errors import MoeplanError
@@ -130,10 +129,7 @@ def _known(out: Path) -> Document:
 
 
 def _rate(bench: Bench, plan: Plan, prompts: list[list[int]]) -> float:
-    pace = bench.paced_bytes_per_second
-    with Engine.from_plan(plan, paced_bytes_per_second=pace) as engine:
-        engine.generate(prompts, plan.workload.new_tokens)
-        totals = engine.trace().totals
+    totals = bench.trace_of(plan, prompts).totals
     return totals.new_tokens * 1e9 / totals.wall_ns
 
 
