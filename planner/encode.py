@@ -205,10 +205,9 @@ class Encoding:
     def copy_ns(self, size_bytes: int, factor: float = 1.0, kind: UnitKind = "expert") -> int:
         """One chunk on the channel, of which a compressed store has fewer bytes."""
         link, read = self.link, size_bytes * self.profile.model.stored_share(kind)
-        alone = link.latency_ns.value + read * 1e9 / link.bandwidth_bytes_per_second.value
         paced = link.paced_bytes_per_second
         floor = read * 1e9 / paced if paced else 0.0
-        return math.ceil(max(alone * factor, floor))
+        return math.ceil(max(link.alone_ns(read) * factor, floor))
 
     def scenarios(
         self,

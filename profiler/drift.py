@@ -76,10 +76,7 @@ def link_ratio(profile: Profile, chunk_bytes: int) -> float | None:
         )
         for task in measurement.link_tasks(chunk_bytes):
             task.run()
-    latency, bandwidth = channel.latency_ns.value, channel.bandwidth_bytes_per_second.value
-    expected = sum(
-        copy.chunks * latency + copy.size_bytes * 1e9 / bandwidth for copy in measurement.copies
-    )
+    expected = sum(channel.alone_ns(copy.size_bytes, copy.chunks) for copy in measurement.copies)
     took = sum(copy.duration_ns for copy in measurement.copies)
     return took / expected if expected else None
 

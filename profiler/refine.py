@@ -346,8 +346,7 @@ def _copies_take(channel: Channel, copies: Sequence[_Seen], chunk_bytes: int, sh
 def _alone(channel: Channel, event: Event, chunk_bytes: int, share: float) -> float:
     """A copy alone, of which ``share`` is read."""
     chunks = -(-event.size_bytes // chunk_bytes)
-    bandwidth = channel.bandwidth_bytes_per_second.value
-    return chunks * channel.latency_ns.value + event.size_bytes * share * 1e9 / bandwidth
+    return channel.alone_ns(event.size_bytes * share, chunks)
 
 
 def _relink(

@@ -74,6 +74,11 @@ class Channel:
     latency_ns: Figure
     paced_bytes_per_second: Positive | None = None
 
+    def alone_ns(self, size_bytes: float, chunks: int = 1) -> float:
+        """So many bytes, as they are read, in so many copies one after the other."""
+        bandwidth = self.bandwidth_bytes_per_second.value
+        return chunks * self.latency_ns.value + size_bytes * 1e9 / bandwidth
+
 
 @dataclass(frozen=True)
 class Hardware(Document):
