@@ -218,7 +218,12 @@ class Bench:
 
 
 def bench_of(
-    job: Job, folder: Path, options: argparse.Namespace, throttle: int | None
+    job: Job,
+    folder: Path,
+    options: argparse.Namespace,
+    throttle: int | None,
+    *,
+    corrected: bool = False,
 ) -> tuple[Bench, int]:
     """Profile one checkpoint under one disk, unless ``folder`` has that; also its store's bytes."""
     store, out = folder / "store", folder / f"profile-{throttle or 'free'}"
@@ -235,8 +240,6 @@ def bench_of(
         )
         print(f"# {job.checkpoint.name}: profiled in {time.monotonic() - begun:.0f} s", flush=True)
     profile = load_profile(out)
-    # rankings have no such option: there runs take turns
-    corrected = getattr(options, "raw", False)
     return Bench(profile, options.runs, options.disk_bandwidth, throttle, corrected), size
 
 
@@ -244,7 +247,7 @@ def cells_of(
     job: Job, folder: Path, options: argparse.Namespace, throttle: int | None, known: list[Cell]
 ) -> Iterator[Cell]:
     """The cells of one checkpoint under one disk, run unless they are known."""
-    bench, size = bench_of(job, folder, options, throttle)
+    bench, size = bench_of(job, folder, options, throttle, corrected=options.raw)
     before = {cell.key: cell for cell in known}
     for fraction in job.memory:
         for requests in job.requests:
