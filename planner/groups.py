@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from planner.documents import Workload
+from planner.documents import Predicted, Workload
 from planner.encode import Encoding, Factors
 from planner.kv import Place, kv_stays
 from planner.objectives import Objective
-from planner.predict import Judged
+from planner.predict import Judged, predict
 from planner.profiles import Profile
 from planner.scenarios import (
     PassShape,
@@ -24,7 +24,7 @@ from planner.scenarios import (
     split_sequences,
 )
 from solvers.layout import smallest_capacity
-from solvers.outcome import Bound, Schedule
+from solvers.outcome import Bound, BoundClass, Schedule
 from solvers.problem import Problem, Scenarios
 from solvers.relaxation import plan_bound, relax
 from solvers.replay import measure, replay
@@ -32,6 +32,7 @@ from solvers.replay import measure, replay
 __all__ = [
     "CHUNK_BYTES",
     "Candidate",
+    "Figures",
     "batch_sizes",
     "candidates",
     "group_sizes",
@@ -54,6 +55,16 @@ _MOST_ITEMS = {"fit": 16_000, "choose": 60_000, "judge": 60_000}
 """Items of all passes of a set: what a replay's time grows with."""
 _BOUND_STAGES = 4_000
 """Stages of all passes, up to which the bound of the class ``plan`` takes seconds."""
+
+
+class Figures(NamedTuple):
+    """What a plan says of its policy on the judging sequences; names are those of ``Plan``."""
+
+    objective: float
+    bound: float | None
+    bound_class: BoundClass | None
+    gap: float | None
+    predicted: Predicted
 
 
 @dataclass(eq=False)
@@ -212,6 +223,19 @@ class Candidate:
             return float(self.peak_bytes(schedule))
         problem = self.problem(which)
         return self.value(which, measure(problem, replay(problem, schedule)))
+
+    def figures(self, schedule: Schedule) -> Figures:
+        """Objective, bound and prediction of a schedule."""
+        value = self.score("judge", schedule)
+        proven = self.bound(schedule)
+        lower = None if proven is None else self.value("judge", proven.value_ns)
+        return Figures(
+            objective=value,
+            bound=lower,
+            bound_class=None if proven is None else proven.policies,
+            gap=None if lower is None or value <= 0 else (value - lower) / value,
+            predicted=predict(self.judged(), schedule),
+        )
 
     def peak_bytes(self, schedule: Schedule) -> int:
         """Device memory under a schedule."""

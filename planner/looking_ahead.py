@@ -15,7 +15,6 @@ import numpy as np
 from planner.documents import Plan
 from planner.encode import schedule_of
 from planner.groups import Candidate
-from planner.predict import predict
 from planner.prefetching import choose_predictors
 from planner.profiles import Profile
 from planner.recompute import candidate_of
@@ -52,7 +51,8 @@ def with_predictors(plan: Plan, profile: Profile, seed: int = 0) -> Plan:
     if schedule is own:
         return _restated(named, candidate, own)
     before = candidate.score("judge", own)
-    restated = _restated(plan, candidate, schedule)
+    policy = candidate.encoding.policy(schedule)
+    restated = _restated(dataclasses.replace(plan, policy=policy), candidate, schedule)
     note = (
         f"predictors by layers: lookahead in {sum(one.looks_ahead for one in schedule.stages)}; "
         f"with {schedule.slots} slots and eviction {schedule.eviction} that is "
@@ -62,23 +62,12 @@ def with_predictors(plan: Plan, profile: Profile, seed: int = 0) -> Plan:
 
 
 def _restated(plan: Plan, candidate: Candidate, schedule: Schedule) -> Plan:
-    """The plan with what follows from a schedule: policy, memory, prediction and bound."""
-    judged = candidate.score("judge", schedule)
-    bound = candidate.bound(schedule)
-    lower = None if bound is None else candidate.value("judge", bound.value_ns)
-    layers = candidate.encoding.policy(schedule).layers
-    if schedule == schedule_of(plan.policy):
-        # its other predictors, of which a schedule does not know
-        layers = plan.policy.layers
+    """The plan with what follows from its policy's schedule: memory, prediction and bound."""
+    account = candidate.encoding.account(schedule)
     return dataclasses.replace(
         plan,
-        policy=dataclasses.replace(candidate.encoding.policy(schedule), layers=layers),
-        memory={**plan.memory, "device": candidate.encoding.account(schedule)},
-        objective=judged,
-        bound=lower,
-        bound_class=None if bound is None else bound.policies,
-        gap=None if lower is None or judged <= 0 else (judged - lower) / judged,
-        predicted=predict(candidate.judged(), schedule),
+        memory={**plan.memory, "device": account},
+        **candidate.figures(schedule)._asdict(),
     )
 
 

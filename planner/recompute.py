@@ -17,7 +17,6 @@ from planner.encode import DTYPE_BYTES, Encoding, Factors, schedule_of
 from planner.groups import Candidate
 from planner.memory import account_device
 from planner.objectives import objective_named
-from planner.predict import predict
 from planner.profiles import Profile
 from planner.scenarios import Sequences, split_sequences
 from solvers.checker import Violation, check_schedule
@@ -69,17 +68,14 @@ def check_prediction(plan: Plan, profile: Profile) -> list[Violation]:
         found = list(check_schedule(problem, schedule))
         if found:
             return found
-        value = candidate.score("judge", schedule)
-        bound = candidate.bound(schedule)
-        again = predict(candidate.judged(), schedule)
+        again = candidate.figures(schedule)
     except InputError as error:
         return [Violation("not_recomputed", "predicted", str(error))]
-    lower = None if bound is None else candidate.value("judge", bound.value_ns)
     pairs = [
-        ("objective", plan.objective, value),
-        ("bound", plan.bound, lower),
-        ("bound_class", plan.bound_class, None if bound is None else bound.policies),
-        *_pairs("predicted", plan.predicted, again),
+        ("objective", plan.objective, again.objective),
+        ("bound", plan.bound, again.bound),
+        ("bound_class", plan.bound_class, again.bound_class),
+        *_pairs("predicted", plan.predicted, again.predicted),
     ]
     return [
         Violation("prediction", where, f"the plan says {stated}, the replay {computed}")

@@ -36,7 +36,6 @@ from planner.groups import candidates, smallest_account, smallest_budget_bytes
 from planner.kv import Place, check_place
 from planner.notes import plan_notes
 from planner.objectives import OBJECTIVES, Objective, check_second, objective_named
-from planner.predict import predict
 from planner.profiles import Profile
 from planner.second import settle_second
 from planner.sizes import typed_size
@@ -312,10 +311,7 @@ def document(profile: Profile, entry: Entry, rivals: list[Entry], seed: int) -> 
     """The plan of the winner, judged."""
     candidate = entry.candidate
     encoding = candidate.encoding
-    value = candidate.score("judge", entry.schedule)
-    bound = candidate.bound(entry.schedule)
-    lower = None if bound is None else candidate.value("judge", bound.value_ns)
-    predicted = predict(candidate.judged(), entry.schedule)
+    figures = candidate.figures(entry.schedule)
     memory, policy = encoding.account(entry.schedule), encoding.policy(entry.schedule)
     judged_rivals = {
         rival.solver: rival.candidate.score("judge", rival.schedule) for rival in rivals
@@ -325,10 +321,10 @@ def document(profile: Profile, entry: Entry, rivals: list[Entry], seed: int) -> 
         solver=entry.solver,
         stop=_STOPS[entry.stop],
         objective_name=candidate.objective.name,
-        objective=value,
-        bound=lower,
-        bound_class=None if bound is None else bound.policies,
-        gap=None if lower is None or value <= 0 else (value - lower) / value,
+        objective=figures.objective,
+        bound=figures.bound,
+        bound_class=figures.bound_class,
+        gap=figures.gap,
         inputs=Inputs(
             document_hash(profile.model),
             document_hash(profile.hardware),
@@ -343,14 +339,14 @@ def document(profile: Profile, entry: Entry, rivals: list[Entry], seed: int) -> 
         dtype=profile.costs.dtype,
         policy=policy,
         memory={"device": memory},
-        predicted=predicted,
+        predicted=figures.predicted,
         chosen_over=judged_rivals,
         notes=plan_notes(
             candidate,
             solver=entry.solver,
-            value=value,
+            value=figures.objective,
             rivals=judged_rivals,
-            predicted=predicted,
+            predicted=figures.predicted,
             memory=memory,
             policy=policy,
             said=entry.notes,
