@@ -49,7 +49,9 @@ def with_predictors(plan: Plan, profile: Profile, seed: int = 0) -> Plan:
             if value < best:
                 best, schedule = value, tried
     if schedule is own:
-        return _restated(named, candidate, own)
+        # memory and prediction know of no other predictor than lookahead
+        told = own == schedule_of(plan.policy)
+        return named if told else _restated(named, candidate, own)
     before = candidate.score("judge", own)
     policy = candidate.encoding.policy(schedule)
     restated = _restated(dataclasses.replace(plan, policy=policy), candidate, schedule)
