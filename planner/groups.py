@@ -36,7 +36,6 @@ __all__ = [
     "batch_sizes",
     "candidates",
     "group_sizes",
-    "may_lie_below",
     "needed_bytes",
     "smallest_account",
     "smallest_budget_bytes",
@@ -298,21 +297,25 @@ def candidates(
     split = split_sequences(sequences.count, seed)
     groups = group_sizes(workload.requests)
     found: list[Encoding] = []
-    if kv != "below":
+    places = _places(profile, kv)
+    if None in places:
         for group in groups:
             found += _of_group(profile, workload, memory_bytes, group, None)
-    if kv == "below" or (kv == "auto" and may_lie_below(profile)):
-        nothing = not found
+    if "below" in places:
+        on_device = bool(found)
         for group in groups:
-            if kv == "auto" and not nothing and 2 * _kv(profile, workload, group) <= memory_bytes:
+            if on_device and 2 * _kv(profile, workload, group) <= memory_bytes:
                 break  # groups only become smaller
             found += _of_group(profile, workload, memory_bytes, group, "below")
     return [Candidate(one, sequences, split, seed, objective) for one in found]
 
 
-def may_lie_below(profile: Profile) -> bool:
-    """Whether keys and values could lie in the tier below the device."""
-    return kv_stays(profile.model, profile.hardware.device) is None
+def _places(profile: Profile, kv: Place) -> list[_Below]:
+    """Where keys and values may lie, as in ``Policy``."""
+    if kv == "below":
+        return ["below"]
+    either = kv == "auto" and kv_stays(profile.model, profile.hardware.device) is None
+    return [None, "below"] if either else [None]
 
 
 def _kv(profile: Profile, workload: Workload, group: int) -> int:
@@ -367,10 +370,7 @@ def smallest_account(
 ) -> tuple[int, dict[str, int]]:
     """The smallest budget, and what it is for: purpose -> bytes."""
     accounts = []
-    places: list[_Below] = [] if kv == "below" else [None]
-    if kv == "below" or (kv == "auto" and may_lie_below(profile)):
-        places.append("below")
-    for place, chunk in itertools.product(places, CHUNK_BYTES):
+    for place, chunk in itertools.product(_places(profile, kv), CHUNK_BYTES):
         encoding = Encoding(profile, workload, 1, 1, 0, chunk, place)
         total = needed_bytes(encoding)
         purposes = dict(encoding.fixed.by_purpose)
