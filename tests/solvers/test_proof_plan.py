@@ -19,6 +19,26 @@ TENTH_MS = 100_000
 NAMES = ("share", "late", "whole", "carry", "chain", "wait", "sets")
 
 
+def timed(
+    rng: np.random.Generator, demand: Any, work: Any, most: tuple[int, int, int]
+) -> Scenarios:
+    """Prologue, lead and epilogue below so many tenths of a ms; one run, or the last pass apart."""
+    passes, stages, _ = demand.shape
+    prologue, lead, epilogue = (
+        TENTH_MS * rng.integers(0, one, (passes, stages)).astype(np.int64) for one in most
+    )
+    return Scenarios(
+        prologue,
+        lead,
+        demand.astype(np.int32),
+        work.astype(np.int64),
+        epilogue,
+        rng.integers(1, 3, passes).astype(np.int64),
+        None,
+        (0, passes - 1) if rng.random() < 0.3 else (0,),
+    )
+
+
 def small(rng: np.random.Generator, *, starts: bool) -> Problem:
     """One stage of up to three items, or two of two; a few passes that differ in everything."""
     stages = 1 + int(rng.random() < 0.1)
@@ -37,19 +57,7 @@ def small(rng: np.random.Generator, *, starts: bool) -> Problem:
         1, 4, (*shape, width)
     )
     work = np.where(demand > 0, TENTH_MS * rng.integers(1, 10, demand.shape), 0)
-    prologue, lead, epilogue = (
-        TENTH_MS * rng.integers(0, most, shape).astype(np.int64) for most in (5, 30, 5)
-    )
-    scenarios = Scenarios(
-        prologue,
-        lead,
-        demand.astype(np.int32),
-        work.astype(np.int64),
-        epilogue,
-        rng.integers(1, 3, shape[0]).astype(np.int64),
-        None,
-        (0, shape[0] - 1) if rng.random() < 0.3 else (0,),
-    )
+    scenarios = timed(rng, demand, work, (5, 30, 5))
     capacity = int(rng.integers(4 + 3 * starts, 4 * stages * width))
     return Problem(parts, scenarios, capacity, 4)
 
@@ -127,20 +135,7 @@ def streaming(rng: np.random.Generator) -> Problem:
     often = rng.choice([0.3, 0.6, 0.9])
     demand = (rng.random((*shape, 1)) < often) * rng.integers(1, 4, (*shape, 1))
     work = np.where(demand > 0, TENTH_MS * rng.integers(1, 9, demand.shape), 0)
-    prologue, lead, epilogue = (
-        TENTH_MS * rng.integers(0, most, shape).astype(np.int64) for most in (3, 8, 3)
-    )
-    scenarios = Scenarios(
-        prologue,
-        lead,
-        demand.astype(np.int32),
-        work.astype(np.int64),
-        epilogue,
-        rng.integers(1, 3, shape[0]).astype(np.int64),
-        None,
-        (0, shape[0] - 1) if rng.random() < 0.3 else (0,),
-    )
-    return Problem(stages, scenarios, 7, 4)
+    return Problem(stages, timed(rng, demand, work, (3, 8, 3)), 7, 4)
 
 
 def test_waits_for_start_units_are_charged_once(make: Any) -> None:
