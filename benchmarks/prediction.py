@@ -150,7 +150,7 @@ class Bench:
     def key(self, memory_bytes: int, workload: Workload) -> tuple[object, ...]:
         """What tells one cell from another; see ``Cell.key``."""
         asked = (memory_bytes, workload.requests, workload.prompt_tokens, workload.new_tokens)
-        return (document_hash(self.profile.index), self.throttle, *asked)
+        return (document_hash(self.profile.index), self.throttle, *asked, self.corrected)
 
     def run(self, memory_bytes: int, workload: Workload) -> Cell:
         """Plan, run, compare."""

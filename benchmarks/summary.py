@@ -63,9 +63,11 @@ class Cell:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What tells one cell from another: the profile and what was asked of it."""
+        """What tells one cell from another: the profile, what was asked of it, and whether runs are
+        held against the prediction for the machine's drift."""
         asked = (self.memory_bytes, self.requests, self.prompt_tokens, self.new_tokens)
-        return (self.profile_hash, self.throttle_bytes_per_second, *asked)
+        corrected = self.planned is not None
+        return (self.profile_hash, self.throttle_bytes_per_second, *asked, corrected)
 
     @staticmethod
     def heading() -> str:
