@@ -25,6 +25,10 @@ from profiler.drift import Drift, link_ratio, predicted_now
 ROOT = Path(__file__).parents[2]
 
 
+ROUNDED = 0.00501
+"""Measured tokens/s are told to two digits, so beside an error near zero no share of it will do."""
+
+
 @pytest.fixture(scope="module")
 def benchmark_module() -> ModuleType:
     spec = importlib.util.spec_from_file_location(
@@ -71,7 +75,7 @@ def test_every_cell_is_in_the_result(
         assert cell["low"] <= cell["predicted"] <= cell["high"]
         # with two runs the faster one is compared
         assert cell["error"] == pytest.approx(
-            max(cell["measured"]) / cell["predicted"] - 1, rel=0.01
+            max(cell["measured"]) / cell["predicted"] - 1, abs=ROUNDED / cell["predicted"]
         )
         assert {"attention", "expert", "router"} <= set(cell["kinds"])
     assert result["worst_abs_error"] == max(abs(cell["error"]) for cell in result["cells"])
@@ -203,11 +207,12 @@ def test_runs_on_the_raw_disk_are_held_against_what_the_drift_says(
     assert drift.copies == cell["copy_drift"] == 3.0
     assert drift.compute == cell["drift"]
     (measured,) = cell["measured"]
-    assert cell["error"] == pytest.approx(measured / cell["predicted"] - 1, rel=0.01)
+    error = measured / cell["predicted"] - 1
+    assert cell["error"] == pytest.approx(error, abs=ROUNDED / cell["predicted"])
     assert cell["inside"] == (cell["low"] <= measured <= cell["high"])
     # the plan itself knew of no drift
     assert result["uncorrected_median_abs_error"] == pytest.approx(
-        abs(measured / cell["planned"] - 1), rel=0.01
+        abs(measured / cell["planned"] - 1), abs=ROUNDED / cell["planned"]
     )
 
 
