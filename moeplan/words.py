@@ -10,12 +10,24 @@ from rich.text import Text
 
 from moeplan.output import human_bytes, human_number, human_time
 from planner.comparable import not_comparable
-from planner.documents import Hardware, ModelSpec, Plan, Policy, Range, Trace, TraceTotals, Workload
+from planner.documents import (
+    ExpertPlacement,
+    Hardware,
+    ModelSpec,
+    Plan,
+    Policy,
+    Range,
+    Trace,
+    TraceTotals,
+    Workload,
+)
+from planner.documents.placement import PlacementCandidate
 from planner.objectives import objective_named
 from solvers.errors import OptionError
 
 __all__ = [
     "PURPOSE_WORDS",
+    "compared",
     "counted",
     "decode_tokens_per_second",
     "expert_map",
@@ -37,14 +49,12 @@ PURPOSE_WORDS: Mapping[str, str] = {
     "dense_slots": "slots for dense parts",
     "experts": "experts that stay",
     "slots": "slots for experts",
-    "head": "head tiles that stay",
+    "head": "final norm, head tiles that stay",
     "kv": "KV at its longest",
     "hidden": "hidden states",
     "workspace": "workspace",
     "logits": "logits",
     "embedding": "embedding rows",
-    "final_norm": "final norm",
-    "read_buffers": "read buffers",
 }
 
 
@@ -72,6 +82,11 @@ def range_words(numbers: Range) -> str:
 def counted(number: int, thing: str) -> str:
     """``1 layer``, ``1,200 layers``."""
     return f"{number:,} {thing}" + ("" if number == 1 else "s")
+
+
+def compared(placement: ExpertPlacement) -> list[PlacementCandidate]:
+    """What a placement was chosen from: what was taken in most layers first, then the evenest."""
+    return sorted(placement.candidates, key=lambda one: (-one.layers, one.average_max_load))
 
 
 def _share(part: float, whole: float) -> str:

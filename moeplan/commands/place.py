@@ -11,7 +11,7 @@ from rich.text import Text
 
 from moeplan.commands.common import Json, Seed, placement_summary, reporter_of
 from moeplan.options import check_outputs, optional_bandwidth, parse_size, split_names
-from moeplan.words import counted
+from moeplan.words import compared, counted
 from planner.documents import document_hash, write_document
 from solvers.errors import OptionError
 
@@ -182,11 +182,10 @@ def _expert_bytes(path: Path, experts: int) -> int:
 
 def _choice(placement: ExpertPlacement) -> str:
     """What a method that searches took in which layers, and what the others came to."""
-    compared = sorted(placement.candidates, key=lambda one: (-one.layers, one.average_max_load))
     said = [
         f"{one.name} {one.average_max_load:.4f}"
         + (f" (in {counted(one.layers, 'layer')})" if one.layers else "")
-        for one in compared
+        for one in compared(placement)
     ]
     return (
         f"{placement.method} took what had less on the fullest device on fitted batches that it "

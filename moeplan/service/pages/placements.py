@@ -10,6 +10,7 @@ from moeplan.service.entries import kept_document
 from moeplan.service.pages.lists import add_form, add_list
 from moeplan.service.pages.render import page
 from moeplan.service.routes.common import Context, Digest, StrictRoute, found
+from moeplan.words import compared
 from planner.documents import ExpertPlacement
 
 __all__ = ["router"]
@@ -21,7 +22,7 @@ add_form(router, "/placements/new", "place")
 
 @router.get("/placements/{digest}")
 def one_placement(request: Request, service: Context, digest: Digest) -> Response:
-    """How evenly devices are loaded, and which experts each holds."""
+    """How evenly devices are loaded, what that was chosen from, and which experts each holds."""
     kept = found(service.store.documents.kept("placement", digest), f"placement {digest}")
     placed = found(kept_document(service.store, ExpertPlacement, digest), f"placement {digest}")
     held: list[list[list[tuple[int, bool]]]] = []
@@ -31,4 +32,5 @@ def one_placement(request: Request, service: Context, digest: Digest) -> Respons
             for device in devices:
                 row[device].append((expert, len(devices) > 1))
         held.append(row)
-    return page(request, "placement.html", kept=kept, placed=placed, held=held)
+    values = {"kept": kept, "placed": placed, "held": held, "compared": compared(placed)}
+    return page(request, "placement.html", **values)

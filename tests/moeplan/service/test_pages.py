@@ -260,8 +260,9 @@ def site(
         compared = done(store, "compare", asked.inputs())
         plan, other = (row["plan"] for row in client.get(f"compare/{compared}")["rows"])
         routing = client.get("routings")["items"][0]["hash"]
-        where = {"routing": routing, "devices": 2, "method": "greedy", "scenarios": 8}
+        where = {"routing": routing, "devices": 2, "method": "cpsat", "scenarios": 32}
         placed = done(store, "place", PlacementRequest(**where).inputs())
+        chosen_from = client.get(f"placements/{placed}")["candidates"]
         failed = client.ask("plans", **plan_request(profile, seed=2)).id
         job = store.jobs.claim("test", lease_seconds=60, most_attempts=1)
         assert job is not None
@@ -273,6 +274,7 @@ def site(
             store=store,
             plan=plan,
             profile=profile,
+            chosen_from=chosen_from,
             pages={
                 "plans": "/plans",
                 "searched": "/plans?search=%3Cimg",
@@ -334,6 +336,14 @@ def test_every_page_fits_is_whole_and_shows_names_as_text(
             assert page.evaluate(SQUEEZED) == [], name
             assert page.evaluate("window.hit === undefined"), name
             assert page.evaluate(UNNAMED) == [], name
+            if name == "placement":
+                rows = page.locator("section", has_text="chosen from").locator("tbody tr")
+                told = {tuple(row.split("\t")) for row in rows.all_inner_texts()}
+                assert told == {
+                    (one["name"], f"{one['average_max_load']:.2%}", str(one["layers"]))
+                    for one in site.chosen_from
+                }
+                assert len(told) > 1
             if "new" not in name and "placement" not in name:
                 assert "<img src=x onerror" in page.locator("main").inner_text(), name
             shade = page.evaluate("getComputedStyle(document.body).backgroundColor")
