@@ -216,6 +216,10 @@ class Expander:
             self._free.put(Decoder(dtype))
         self._ahead: _Ahead | None = None
 
+    def forget(self) -> None:
+        """What was read ahead is there no more: others need the buffer."""
+        self._ahead = None
+
     def expand(
         self,
         blocks: Blocks,

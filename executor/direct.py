@@ -235,6 +235,9 @@ class UnitReader:
             file.read(target[begin : begin + whole], at, size_bytes)
             self._account(started, whole)
             return
+        if self._expander is not None:
+            # what it has read ahead lies where these bytes come now
+            self._expander.forget()
         done = 0
         while done < size_bytes:
             skip = (at + done) % ALIGNMENT_BYTES

@@ -256,8 +256,10 @@ def test_plan_of_the_other_store_is_refused(bulk: tuple[Path, Path, Path], helpe
         Engine.from_plan(plan, store=exact)
 
 
-def test_read_units_equal(bulk: tuple[Path, Path, Path]) -> None:
-    """Read in odd parts, a unit is what the plain store has."""
+@pytest.mark.parametrize("between", [False, True])
+def test_read_units_equal(between: bool, bulk: tuple[Path, Path, Path]) -> None:
+    """Read in odd parts, a unit is what the plain store has; also with rows of a tied head between
+    the parts, which come through the buffer that holds what was read ahead."""
     from executor.direct import Pacer, ReadBuffer
     from planner.memory import ALIGNMENT_BYTES, DECODE_STEP_BYTES, aligned
 
@@ -270,8 +272,11 @@ def test_read_units_equal(bulk: tuple[Path, Path, Path]) -> None:
             buffer = ReadBuffer(2 * (DECODE_STEP_BYTES + 2 * ALIGNMENT_BYTES))
             reader = source.reader(buffer, Pacer(None))
             memory = memoryview(mmap.mmap(-1, aligned(size)))
+            rows = memoryview(mmap.mmap(-1, aligned(1497 * 256)))
             for start in range(0, size, 77 * 4096):
                 part = min(77 * 4096, size - start)
                 reader.read(source.pieces(unit), memory, start, part)
+                if between:
+                    reader.read(source.embedding_rows(3, 1500), rows, 0, 1497 * 256)
             got.append(bytes(memory[:size]))
     assert got[0] == got[1]
