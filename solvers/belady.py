@@ -37,7 +37,9 @@ class Belady:
         hint: Schedule | None = None,
         progress: Progress | None = None,
     ) -> Outcome:
-        """The bound alone."""
+        """The bound alone; none where a host may work on items instead of copying them."""
+        if problem.scenarios.host_work_ns is not None:
+            return infeasible(problem) or Outcome(Stop.RULE, None)
         return infeasible(problem) or Outcome(
             Stop.RULE, None, Bound(_value(problem), "clairvoyant")
         )

@@ -50,6 +50,7 @@ def check_schedule(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
             sound = sound and violation.reason != "item_range"
             yield violation
     yield from _check_slots(problem, schedule)
+    yield from _check_host(problem, schedule)
     if sound:
         used = used_bytes(problem, schedule)
         if used > problem.capacity_bytes:
@@ -106,6 +107,17 @@ def _check_slots(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
     if streams_item and largest > problem.slot_bytes:
         message = f"a slot has {problem.slot_bytes} bytes, an item {largest}"
         yield Violation("slot_bytes", "slots", message)
+
+
+def _check_host(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
+    host = schedule.host
+    if host is None:
+        return
+    if problem.scenarios.host_work_ns is None:
+        yield Violation("host_missing", "host", "items for a host where none works on them")
+    if host.rows < 1 or not 1 <= host.percent <= 100:
+        message = f"{host.percent} in a hundred, of {host.rows} rows at most"
+        yield Violation("host_range", "host", message)
 
 
 def check_bound(objective_ns: int, bound: Bound | None) -> Iterator[Violation]:

@@ -6,12 +6,14 @@ import time
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
+from solvers.host import physical_bound
+from solvers.host_search import tune_host
 from solvers.layout import infeasible
 from solvers.local import move_residents
 from solvers.outcome import Bound, Outcome, Schedule, Stop
 from solvers.polish import polish
 from solvers.problem import Problem
-from solvers.registry import BACK_ENDS, Feature, Limits, Progress, load
+from solvers.registry import BACK_ENDS, HOSTED, Feature, Limits, Progress, load
 from solvers.relaxation import relax
 from solvers.sets import Search, unit_order
 from solvers.sets_model import IntegerModel, SetsModel
@@ -25,7 +27,8 @@ MOST_TERMS = 60_000
 def rules(problem: Problem, limits: Limits) -> list[Schedule]:
     """What the strategies make of a problem: where a search begins, so that it never ends worse."""
     found = []
-    for name in BACK_ENDS:
+    hosted = () if problem.scenarios.host_work_ns is None else HOSTED
+    for name in (*BACK_ENDS, *hosted):
         backend = load(name)
         if Feature.RUNNABLE in backend.features and Feature.BOUND not in backend.features:
             schedule = backend.solve(problem, limits).schedule
@@ -68,15 +71,18 @@ class ExactSolver(ABC):
         guided = relax(problem, exact_demand=False)
         proven = relax(problem) if problem.measure == "time" else None
         bound = proven.bound if proven is not None else None
+        # with a host only that may be told which holds for schedules that use it, too
+        hosted = problem.scenarios.host_work_ns is not None and problem.measure == "time"
+        told = physical_bound(problem) if hosted else bound
         search = Search(problem, unit_order(problem, guided), deadline)
         try:
-            stop = self._improve(search, limits, hint, bound, progress)
+            stop = self._improve(search, limits, hint, told, progress)
         except KeyboardInterrupt:
             # the best so far; who called decides whether that is the end of everything
             stop = Stop.INTERRUPTED
         if search.best is None:
             raise KeyboardInterrupt
-        return Outcome(stop, search.best, bound)
+        return Outcome(stop, search.best, bound if search.best.host is None else told)
 
     @abstractmethod
     def solve_model(self, model: IntegerModel, limits: Limits) -> Solved | None:
@@ -124,9 +130,12 @@ class ExactSolver(ABC):
                 for candidate in model.schedules(solved.values):
                     search.try_schedule(candidate)
         polish(search)
+        tune_host(search, starts)
         for one in starts:
             # moves and model know no caching, so those that cache are no place to start from
             search.try_schedule(one)
         tell()
         done = solved is not None and solved.optimal and not search.out_of_time
+        # the model knows no host
+        done = done and problem.scenarios.host_work_ns is None
         return Stop.OPTIMAL if done else Stop.TIME_LIMIT

@@ -5,7 +5,8 @@ one piece, computation follows the stages, an item is worked on after its stage'
 and holds a slot from the start of the copy to the end of the work; a start unit to the end of the
 lead. The demand is known from the outset and no prefetch is wasted, so with several passes, whose
 demands differ, the value is a bound for any policy that does not know them; with one pass there is
-nothing that a schedule could not know.
+nothing that a schedule could not know. Where there is a host, any item that is demanded and not
+resident may be worked on there instead, one after another.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class _Model:
         scenarios = problem.scenarios
         copies = int(problem.copy_ns.sum()) + int(problem.start_ns.sum())
         self.horizon = int(scenarios.compute_ns.sum()) + copies * scenarios.passes
+        if scenarios.host_work_ns is not None:
+            self.horizon += int(scenarios.host_work_ns.sum())
         self.kept = [[self.model.new_bool_var("") for _ in stage.items] for stage in problem.stages]
         self.start_kept = [
             self.model.new_bool_var("") if stage.start else None for stage in problem.stages
@@ -112,19 +115,33 @@ class _Model:
                     model.add(begins >= arrives).only_enforce_if(~kept)
                     model.add(leaves == known).only_enforce_if(~kept)
                 compute: list[Any] = []
+                hosted: list[Any] = []
                 ends = self._time()
                 for item in scenarios.demand[index, at].nonzero()[0].tolist():
                     work = int(scenarios.work_ns[index, at, item])
                     begin, end = self._time(), self._time()
-                    compute.append(model.new_interval_var(begin, work, end, ""))
                     model.add(begin >= known)
                     model.add(ends >= end + int(scenarios.epilogue_ns[index, at]))
                     stays = self.kept[at][item]
+                    if scenarios.host_work_ns is None or stage.sequential:
+                        compute.append(model.new_interval_var(begin, work, end, ""))
+                    else:
+                        there = model.new_bool_var("")
+                        model.add_implication(there, ~stays)
+                        compute.append(
+                            model.new_optional_interval_var(begin, work, end, ~there, "")
+                        )
+                        work = int(scenarios.host_work_ns[index, at, item])
+                        hosted.append(model.new_optional_interval_var(begin, work, end, there, ""))
+                        copied_not = model.new_bool_var("")
+                        model.add_max_equality(copied_not, [stays, there])
+                        stays = copied_not
                     arrives, leaves = self._copy(stage.items[item], stays, channel, holds)
                     model.add(begin >= arrives).only_enforce_if(~stays)
                     model.add(leaves == end).only_enforce_if(~stays)
                 model.add(ends >= known + int(scenarios.epilogue_ns[index, at]))
                 model.add_no_overlap(compute)
+                model.add_no_overlap(hosted)
                 now = ends
             self.ends.append(now)
         model.add_no_overlap(channel)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ __all__ = [
     "Bound",
     "BoundClass",
     "Eviction",
+    "HostShare",
     "Outcome",
     "PlanProof",
     "Proof",
@@ -49,6 +50,17 @@ class StageChoice:
     looks_ahead: bool = False
 
 
+class HostShare(NamedTuple):
+    """Which demanded items are worked on where they lie, on the host, instead of being copied.
+
+    Of the items of a stage whose copies were demanded and had not begun, ``percent`` in a hundred
+    (rounded down): those of the fewest rows, and none of more than ``rows``.
+    """
+
+    rows: int
+    percent: int
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """What is fixed before any demand is known.
@@ -67,6 +79,8 @@ class Schedule:
         the fewest stages; ``plan``: what no stage prefetches, then what is prefetched farthest
         ahead; ``belady``: what the demand itself needs farthest ahead; ``lifo``: each stage has its
         share of the slots and gives up what came last.
+    host
+        What the host works on; None: nothing.
     """
 
     stages: tuple[StageChoice, ...]
@@ -74,6 +88,7 @@ class Schedule:
     start_slots: int
     reserve: int
     eviction: Eviction = "none"
+    host: HostShare | None = None
 
     def replace(self, **changes: Any) -> Schedule:
         """A copy with some fields changed."""
@@ -150,8 +165,9 @@ class Bound:
     ``clairvoyant`` here: any fixed residents and any number of slots that fit, without eviction
     caching; prefetches know the demand and copies may be ordered in any way. ``plan``: likewise,
     but what is copied ahead, and in which order, is the same in all passes, as in a ``Schedule``
-    without eviction. ``proofs`` cover all numbers of slots; without any, the bound is plain
-    arithmetic.
+    without eviction. Neither knows a host that works on items: of schedules that use it only a
+    ``physical`` bound may be claimed. ``proofs`` cover all numbers of slots; without any, the bound
+    is plain arithmetic.
     """
 
     value_ns: int

@@ -105,6 +105,9 @@ class Scenarios:
     run_starts
         Passes at which a new run begins, with nothing but the residents in memory; others go on
         from the pass before.
+    host_work_ns
+        [passes, stages, items]: time of the work on each demanded item where it lies, on the host,
+        with what its rows take there and back; None: there is no host that works.
     """
 
     prologue_ns: Int64
@@ -116,16 +119,21 @@ class Scenarios:
     mean_demanded: npt.NDArray[np.float64] | None = None
     run_starts: tuple[int, ...] = (0,)
     start_lead_ns: Int64 | None = None
+    host_work_ns: Int64 | None = None
 
     def __post_init__(self) -> None:
         passes, stages, _ = self.demand.shape
+        host = () if self.host_work_ns is None else ("host_work_ns",)
+        if host and getattr(self, *host).shape != self.demand.shape:
+            raise OptionError("scenarios: host_work_ns does not fit demand")
         back = () if self.start_lead_ns is None else ("start_lead_ns",)
         for name in ("prologue_ns", "lead_ns", "epilogue_ns", *back):
             if getattr(self, name).shape != (passes, stages):
                 raise OptionError(f"scenarios: {name} is not [{passes}, {stages}]")
         if self.work_ns.shape != self.demand.shape or self.weight.shape != (passes,):
             raise OptionError("scenarios: work_ns or weight does not fit demand")
-        for name in ("prologue_ns", "lead_ns", "demand", "work_ns", "epilogue_ns", "weight", *back):
+        always = ("prologue_ns", "lead_ns", "demand", "work_ns", "epilogue_ns", "weight")
+        for name in (*always, *back, *host):
             array = getattr(self, name)
             if array.size and int(array.min()) < 0:
                 raise OptionError(f"scenarios: {name} has a negative entry")
@@ -135,8 +143,9 @@ class Scenarios:
             raise OptionError("scenarios: run_starts does not ascend from 0")
         if passes and starts[-1] >= passes:
             raise OptionError("scenarios: a run begins after the last pass")
-        if bool((self.work_ns[self.demand == 0] != 0).any()):
-            raise OptionError("scenarios: work on an item that is not demanded")
+        for name in ("work_ns", *host):
+            if bool((getattr(self, name)[self.demand == 0] != 0).any()):
+                raise OptionError("scenarios: work on an item that is not demanded")
 
     @property
     def passes(self) -> int:
@@ -190,6 +199,7 @@ class Scenarios:
             None if mean is None else mean[:count],
             tuple(start for start in self.run_starts if start < count),
             None if self.start_lead_ns is None else self.start_lead_ns[:count],
+            None if self.host_work_ns is None else self.host_work_ns[:count],
         )
 
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, cast
 
-from solvers.errors import OptionError, UnsupportedError
+from solvers.errors import OptionError
 from solvers.outcome import Outcome, Schedule
 from solvers.problem import Problem
 
 __all__ = [
     "BACK_ENDS",
     "BOUNDS",
-    "REFUSED",
+    "HOSTED",
     "Feature",
     "Limits",
     "Progress",
@@ -101,12 +101,13 @@ BACK_ENDS: dict[str, tuple[str, str]] = {
 BOUNDS: dict[str, tuple[str, str]] = {"belady": ("solvers.belady", "Belady")}
 """Those that prove a bound and make no schedule."""
 
-REFUSED: dict[str, tuple[str, str]] = {"fiddler": ("solvers.fiddler", "Fiddler")}
-"""Those that need what no problem has yet: they say what."""
+HOSTED: dict[str, tuple[str, str]] = {"fiddler": ("solvers.fiddler", "Fiddler")}
+"""Those that make schedules only where a host works on items; elsewhere they say what is missing.
+"""
 
 
 def names() -> tuple[str, ...]:
-    """All back ends that make schedules."""
+    """All back ends that make schedules of any problem."""
     return tuple(BACK_ENDS)
 
 
@@ -118,9 +119,10 @@ def load(name: str) -> Solver:
     OptionError
         If there is none of this name.
     """
-    table = {**BACK_ENDS, **BOUNDS, **REFUSED}
+    table = {**BACK_ENDS, **BOUNDS, **HOSTED}
     if name not in table:
-        raise OptionError(f"solver {name!r} is unknown; there are {', '.join(BACK_ENDS)}")
+        known = ", ".join((*BACK_ENDS, *HOSTED))
+        raise OptionError(f"solver {name!r} is unknown; there are {known}")
     module, attribute = table[name]
     return cast(Solver, getattr(importlib.import_module(module), attribute)())
 
@@ -132,11 +134,7 @@ def load_runnable(name: str) -> Solver:
     ------
     OptionError
         If there is none of this name, or it only proves a bound.
-    UnsupportedError
-        If it needs what no problem has; it says what.
     """
     if name in BOUNDS:
         raise OptionError(f"solver {name!r} proves a bound and makes no plan: compare shows it")
-    if name in REFUSED:
-        raise UnsupportedError(importlib.import_module(REFUSED[name][0]).REFUSAL)
     return load(name)

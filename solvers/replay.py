@@ -32,7 +32,8 @@ __all__ = [
 class StageTimes(NamedTuple):
     """Compute in one stage of one pass, for the record.
 
-    ``works`` holds (item, wait from, start, end) for each worked item, in order.
+    ``works`` holds (item, wait from, start, end) for each worked item, in order; ``hosted``
+    likewise (item, start, end) for those of the host, for whose last compute waits in the end.
     """
 
     pass_index: int
@@ -43,6 +44,8 @@ class StageTimes(NamedTuple):
     lead_end_ns: int
     works: tuple[tuple[int, int, int, int], ...]
     end_ns: int
+    hosted: tuple[tuple[int, int, int], ...] = ()
+    host_wait_ns: int = 0
 
 
 class DeadlockError(Exception):
@@ -66,6 +69,8 @@ class Replay:
         [passes]: bytes of the chunks that ended in each pass.
     wasted_bytes
         Bytes of prefetches that were dropped.
+    host_ns, spared_ns
+        [passes, stages]: the host at work, and what the same items' work on the device would take.
     stages, copies
         The record, where it was asked for.
     """
@@ -76,6 +81,8 @@ class Replay:
     busy_ns: npt.NDArray[np.int64]
     copied_bytes: npt.NDArray[np.int64]
     wasted_bytes: int
+    host_ns: npt.NDArray[np.int64]
+    spared_ns: npt.NDArray[np.int64]
     stages: tuple[StageTimes, ...] = ()
     copies: tuple[CopyPart, ...] = ()
 
@@ -123,7 +130,10 @@ def replay(
     epilogue, order = scenarios.epilogue_ns.tolist(), scenarios.order
     ends: list[int] = []
     copied: list[int] = []
-    waits_start, waits_item = ([[0] * count for _ in range(passes)] for _ in range(2))
+    waits_start, waits_item, hosting, spared = (
+        [[0] * count for _ in range(passes)] for _ in range(4)
+    )
+    share, host_work = schedule.host, scenarios.host_work_ns
     busy: list[list[int]] = []
     busy_before = [0, 0, 0, 0]
     stages: list[StageTimes] = []
@@ -157,10 +167,21 @@ def replay(
             if named is not None and (index, stage) in named:
                 stages_on, items = named[index, stage]
                 channel.expect(here + stages_on, items)
+            hosted: list[tuple[int, int, int]] = []
+            if share is not None and host_work is not None and not problem.stages[stage].sequential:
+                taken = channel.give_to_host(scenarios.demand[index, stage].tolist(), share)
+                queued = queued[: len(queued) - len(taken)]
+                done = now
+                for item in taken:
+                    hosted.append((item, done, done + int(host_work[index, stage, item])))
+                    done = hosted[-1][2]
+                    spared[index][stage] += int(scenarios.work_ns[index, stage, item])
+                hosting[index][stage] = done - now
+            elsewhere = frozenset(one[0] for one in hosted)
             waiting = frozenset(queued)
             works: list[tuple[int, int, int, int]] = []
             for item, work in active:
-                if item in waiting:
+                if item in waiting or item in elsewhere:
                     continue
                 start = now
                 now += work
@@ -178,11 +199,15 @@ def replay(
                     channel.release(stage, item, now)
                     if record:
                         works.append((item, asked, start, now))
+            late = max(hosted[-1][2] - now, 0) if hosted else 0
+            waits_item[index][stage] += late
+            now += late
             now += epilogue[index][stage]
             channel.stage_ended(now)
             if record:
                 marks = (begin, prologue_end, start_ready, lead_end)
-                stages.append(StageTimes(index, stage, *marks, tuple(works), now))
+                one = StageTimes(index, stage, *marks, tuple(works), now, tuple(hosted), late)
+                stages.append(one)
         ends.append(now)
         busy.append([a + b for a, b in zip(busy_before, channel.busy_ns, strict=True)])
         copied.append(bytes_before + channel.ended_bytes(now))
@@ -195,6 +220,8 @@ def replay(
         kinds[1:] - kinds[:-1],
         ended[1:] - ended[:-1],
         wasted + channel.wasted_bytes,
+        np.array(hosting, dtype=np.int64).reshape(passes, count),
+        np.array(spared, dtype=np.int64).reshape(passes, count),
         tuple(stages),
         (*parts, *channel.parts_until(now)),
     )

@@ -7,7 +7,8 @@ import math
 from bisect import bisect_left
 from collections import Counter
 
-from solvers.outcome import Schedule
+from solvers.host import host_takes
+from solvers.outcome import HostShare, Schedule
 from solvers.problem import Problem
 from solvers.replay_copies import Copy, CopyPart, needs_of, slot_share
 
@@ -152,6 +153,16 @@ class Channel:
                 self._queue.append(Copy("demand", here, item, items[item]))
         self._now = max(self._now, now)
         return [copy.item for copy in self._queue]
+
+    def give_to_host(self, rows: list[int], share: HostShare) -> list[int]:
+        """Called right after ``demand_known``: the queued items that the host takes, which are
+        copied no more. ``rows`` are those of all the stage's items."""
+        begun = sum(one.begun_bytes > 0 or one.left < one.unit.chunks for one in self._queue)
+        waiting = self._queue[begun:]
+        count = host_takes([rows[copy.item] for copy in waiting], share)
+        taken = waiting[len(waiting) - count :]
+        self._queue = self._queue[: len(self._queue) - count]
+        return [copy.item for copy in taken]
 
     def expect(self, there: int, items: tuple[int, ...]) -> None:
         """A predictor names items for a later stage: they replace its copies not yet begun.

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from solvers.layout import START, Layout, whole_in_memory
-from solvers.outcome import Schedule
+from solvers.outcome import HostShare, Schedule
 from solvers.problem import Problem
 from solvers.relaxation import Relaxed
 from solvers.replay import objective
@@ -77,28 +77,46 @@ def optimistic(problem: Problem) -> int:
     """What the passes take if copies and computation overlap wholly, with the best residents.
 
     The larger of all computation and all copies that a fractional choice of residents leaves; a
-    quick guide to which problems are worth solving.
+    quick guide to which problems are worth solving. Where a host may work on items, copies and its
+    work are weighed together, in the proportion that tells most.
     """
+    if problem.measure == "bytes":
+        return 0
+    shares = (1.0,) if problem.scenarios.host_work_ns is None else _HOST_SHARES
+    return max(_overlapped(problem, share) for share in shares)
+
+
+_HOST_SHARES = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
+
+
+def _overlapped(problem: Problem, share: float) -> int:
+    """``optimistic`` with copies counted by a share, and the host's work by the rest: whoever
+    serves an item takes no less than the smaller of both."""
     scenarios = problem.scenarios
     weight = scenarios.weight.astype(np.float64)
     demand = (scenarios.demand > 0).astype(np.float64)
-    worth = np.tensordot(weight, demand, axes=1) * problem.copy_ns
+    each = demand * problem.copy_ns * share
+    compute = float((scenarios.compute_ns.sum(axis=1) * weight).sum())
+    if scenarios.host_work_ns is not None:
+        several = np.array([not stage.sequential for stage in problem.stages])
+        hosted = np.minimum(each, scenarios.host_work_ns * (1.0 - share))
+        each = np.where(several[:, None], hosted, each)
+        spared = (scenarios.work_ns.sum(axis=2) * several).sum(axis=1)
+        compute -= float((spared * weight).sum())
+    worth = np.tensordot(weight, each, axes=1)
     starts = [stage.start for stage in problem.stages if stage.start is not None]
-    total = float(weight.sum())
+    total = float(weight.sum()) * share
     held = [problem.item_bytes.ravel(), np.array([s.held_bytes for s in starts], dtype=np.int64)]
     saved = [worth.ravel(), np.array([s.copy_ns * total for s in starts])]
     sizes, values = np.concatenate(held), np.concatenate(saved)
     real = sizes > 0
     sizes, values = sizes[real], values[real]
-    if problem.measure == "bytes":
-        return 0
     order = np.argsort(-values / sizes, kind="stable")
     filled = np.cumsum(sizes[order])
     kept = np.clip((problem.capacity_bytes - (filled - sizes[order])) / sizes[order], 0.0, 1.0)
     copies = float(values.sum() - (values[order] * kept).sum())
-    compute = float((scenarios.compute_ns.sum(axis=1) * weight).sum())
     if problem.measure == "idle":
-        return int(max(copies - compute, 0.0))
+        return int(max(copies - compute, 0.0)) if scenarios.host_work_ns is None else 0
     return int(max(copies, compute))
 
 
@@ -172,7 +190,11 @@ class Search:
                 knobs = Knobs(slots, start_slots, int(threshold > 0), threshold)
                 self.try_schedule(self.build(knobs), knobs)
             if self.best is not None:
-                return
+                break
+        whole = max(int(self.problem.scenarios.demand.max(initial=0)), 1)
+        if self.best is not None and self.problem.scenarios.host_work_ns is not None:
+            for percent in (50, 100):
+                self.try_schedule(self.best.replace(host=HostShare(whole, percent)))
 
     def run(self, rounds: int = 2) -> None:
         """Search slots, threshold, reserve and start slots in turn, ``rounds`` times."""

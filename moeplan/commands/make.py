@@ -58,7 +58,7 @@ from planner.kv import KV_PLACES, Place
 from planner.objectives import OBJECTIVES
 from planner.quantized import LEAST_GROUP
 from solvers.errors import OptionError
-from solvers.registry import BOUNDS, REFUSED
+from solvers.registry import BOUNDS, HOSTED
 
 __all__ = ["pack", "plan", "synth"]
 
@@ -245,7 +245,7 @@ def plan(
     reporter = reporter_of(ctx)
     memory_bytes = parse_size(memory, "--memory")
     (objective,) = split_names(objective, OBJECTIVES, "--objective", most=1)
-    (solver,) = split_names(solver, (*SOLVERS, *BOUNDS, *REFUSED), "--solver", most=1)
+    (solver,) = split_names(solver, (*SOLVERS, *BOUNDS, *HOSTED), "--solver", most=1)
     second, share = second_objective((objective,), then, tolerance)
     (place,) = cast("tuple[Place]", split_names(kv, KV_PLACES, "--kv", most=1))
     check_outputs(

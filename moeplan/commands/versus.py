@@ -37,7 +37,7 @@ from planner.documents import write_atomic
 from planner.objectives import ALL_OBJECTIVES, OBJECTIVES
 from planner.profiles import load_profile
 from solvers.errors import OptionError
-from solvers.registry import BOUNDS, REFUSED, load_runnable, names
+from solvers.registry import BOUNDS, HOSTED, load_runnable, names
 
 if TYPE_CHECKING:
     from planner.compare import BoundRow, ComparisonRow
@@ -56,7 +56,7 @@ def compare(
         str | None,
         typer.Option(
             "--solvers",
-            help=f"Some of {', '.join((*names(), *BOUNDS, *REFUSED))}, with commas between (all).",
+            help=f"Some of {', '.join((*names(), *BOUNDS, *HOSTED))}, with commas between (all).",
         ),
     ] = None,
     objectives: Annotated[
@@ -78,7 +78,7 @@ def compare(
     reporter = reporter_of(ctx)
     memory_bytes = parse_size(memory, "--memory")
     known = (*names(), *BOUNDS)
-    asked = known if solvers is None else split_names(solvers, (*known, *REFUSED), "--solvers")
+    asked = known if solvers is None else split_names(solvers, (*known, *HOSTED), "--solvers")
     chosen = tuple(name for name in asked if name not in BOUNDS)
     goals = split_names(objectives, OBJECTIVES, "--objectives")
     for name in chosen:

@@ -6,6 +6,7 @@ The slow replay shares no code with the fast one; it follows docs/runtime.md wor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import combinations, permutations, product
 from typing import Any
 
@@ -89,6 +90,14 @@ def random_problem(rng: np.random.Generator, *, zero: bool = False) -> Problem:
         capacity_bytes=10_000,
         slot_bytes=16,
     )
+
+
+def with_host(problem: Problem, seed: int) -> Problem:
+    """The same with a host, whose work takes about as long as copies."""
+    rng = np.random.default_rng([seed, 5])
+    demand = problem.scenarios.demand
+    host = np.where(demand > 0, rng.integers(0, 60, demand.shape), 0).astype(np.int64)
+    return problem.replace(scenarios=replace(problem.scenarios, host_work_ns=host))
 
 
 def random_schedule(rng: np.random.Generator, problem: Problem) -> Schedule:
@@ -198,6 +207,10 @@ class SlowReplay:
                 rows = scenarios.demand[index, stage]
                 active = sorted((i for i in range(len(rows)) if rows[i]), key=lambda i: -rows[i])
                 ready, demanded = self._router(stage, active)
+                hosted_at = self.now
+                for item in self._hosted(stage, rows):
+                    demanded.remove(item)
+                    hosted_at += int(scenarios.host_work_ns[index, stage, item])
                 for item in ready:
                     yield "work", int(scenarios.work_ns[index, stage, item])
                     if item not in choice.resident:
@@ -206,6 +219,8 @@ class SlowReplay:
                     yield "wait", (self.here, item)
                     yield "work", int(scenarios.work_ns[index, stage, item])
                     self._used(stage, item)
+                if hosted_at > self.now:
+                    yield "work", hosted_at - self.now
                 yield "work", int(scenarios.epilogue_ns[index, stage])
             self.ends.append(self.now)
             self.pass_bytes.append(self.bytes)
@@ -240,6 +255,17 @@ class SlowReplay:
                 self.slots_of[stage] -= 1
         self.queue = queue
         return ready, [copy[2] for copy in queue]
+
+    def _hosted(self, stage: int, rows: Any) -> list[int]:
+        """Of the demanded items that have not begun the host takes the last ones."""
+        share = self.schedule.host
+        if share is None or self.problem.stages[stage].sequential:
+            return []
+        fresh = [copy for copy in self.queue if not copy[5]]
+        few = len(fresh) * share.percent // 100
+        taken = [c for c in (fresh[-few:] if few else []) if rows[c[2]] <= share.rows]
+        self.queue = [copy for copy in self.queue if copy not in taken]
+        return [copy[2] for copy in taken]
 
     def _used(self, stage: int, item: int) -> None:
         if self.schedule.eviction == "lru":
@@ -355,6 +381,7 @@ def make() -> Any:
         scenarios = staticmethod(scenarios_of)
         problem = staticmethod(random_problem)
         schedule = staticmethod(random_schedule)
+        hosting = staticmethod(with_host)
         slow = SlowReplay
         every_schedule = staticmethod(every_schedule)
 

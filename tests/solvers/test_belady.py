@@ -15,7 +15,7 @@ from solvers.checker import used_bytes
 from solvers.errors import UnsupportedError
 from solvers.outcome import Stop
 from solvers.problem import Problem, Stage
-from solvers.registry import BOUNDS, REFUSED, Feature, Limits, load
+from solvers.registry import BOUNDS, HOSTED, Feature, Limits, load
 from solvers.replay import measure, replay
 
 
@@ -120,7 +120,7 @@ def test_it_is_no_candidate() -> None:
     assert Feature.RUNNABLE not in load("belady").features
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
+@pytest.mark.parametrize("name", sorted(HOSTED))
 def test_what_cannot_work_says_what_is_missing(make: Any, name: str) -> None:
     with pytest.raises(UnsupportedError, match="needs costs of a CPU beside the device"):
         load(name).solve(cyclic(make, [[1]], 1), Limits())

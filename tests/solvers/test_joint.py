@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from solvers.errors import OptionError
+from solvers.host import physical_bound
 from solvers.joint import solve_joint
 from solvers.outcome import Stop
 from solvers.problem import Problem, Stage
@@ -54,6 +55,18 @@ def outcomes(problem: Problem) -> Iterator[int]:
         waits = any(unit not in stays for unit in units)
         copied = [(at, -1) for at in streams]
         copied += [unit for unit in units if unit not in stays and scenarios.demand[0][unit]]
+        yield from of_residents(problem, stays, streams, waits, copied)
+
+
+def of_residents(
+    problem: Problem, stays: set[Any], streams: list[int], waits: bool, wanted: list[Any]
+) -> Iterator[int]:
+    """For all that the host could take of what is ``wanted``."""
+    scenarios, stages = problem.scenarios, problem.stages
+    able = [unit for unit in wanted if unit[1] >= 0 and scenarios.host_work_ns is not None]
+    for taken in product((False, True), repeat=len(able)):
+        hosted = {unit for unit, one in zip(able, taken, strict=True) if one}
+        copied = [unit for unit in wanted if unit not in hosted]
         used = sum(3 if item == -1 else 4 for _, item in stays)
         for slots, start_slots in product(range(4), range(3)):
             if (streams and not start_slots) or (waits and not slots):
@@ -61,18 +74,27 @@ def outcomes(problem: Problem) -> Iterator[int]:
             if used + 4 * slots + (3 * start_slots if streams else 0) > problem.capacity_bytes:
                 continue
             asked = [
-                [item for item in range(len(stage.items)) if scenarios.demand[0, at, item]]
+                [
+                    item
+                    for item in range(len(stage.items))
+                    if scenarios.demand[0, at, item] and (at, item) not in hosted
+                ]
                 for at, stage in enumerate(stages)
             ]
             for order in permutations(copied):
                 for works in product(*(list(permutations(one)) for one in asked)):
-                    taken = follow(problem, list(order), works, slots, start_slots)
-                    if taken is not None:
-                        yield taken
+                    spent = follow(problem, list(order), works, slots, start_slots, hosted)
+                    if spent is not None:
+                        yield spent
 
 
 def follow(
-    problem: Problem, order: list[tuple[int, int]], works: Any, slots: int, start_slots: int
+    problem: Problem,
+    order: list[tuple[int, int]],
+    works: Any,
+    slots: int,
+    start_slots: int,
+    hosted: set[tuple[int, int]],
 ) -> int | None:
     """Earliest times, copy by copy and work by work, as each waits for the other."""
     scenarios = problem.scenarios
@@ -115,13 +137,18 @@ def follow(
             return None
         now += int(scenarios.lead_ns[0, at])
         left[at, -1] = now
+        host_done = now
+        if scenarios.host_work_ns is not None:
+            host_done += sum(
+                int(scenarios.host_work_ns[0][unit]) for unit in hosted if unit[0] == at
+            )
         for item in works[at]:
             now = wait((at, item), now)
             if now is None:
                 return None
             now += int(scenarios.work_ns[0, at, item])
             left[at, item] = now
-        now += int(scenarios.epilogue_ns[0, at])
+        now = max(now, host_done) + int(scenarios.epilogue_ns[0, at])
     return now
 
 
@@ -139,6 +166,22 @@ def test_the_brute_force_optimum(make: Any, seed: int) -> None:
     schedule = load("on-demand").solve(problem, LIMITS).schedule
     assert schedule is not None
     assert measure(problem, replay(problem, schedule)) >= best
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_brute_force_optimum_with_a_host(make: Any, seed: int) -> None:
+    problem = make.hosting(tiny(make, seed), seed)
+    best = min(outcomes(problem), default=None)
+    joint = solve_joint(problem, LIMITS)
+    assert joint.value_ns == best
+    if best is None:
+        return
+    assert physical_bound(problem).value_ns <= best
+    # what a schedule's rule makes of it is no better than any choice of items
+    for name in ("fiddler", "cpsat"):
+        schedule = load(name).solve(problem, LIMITS).schedule
+        assert schedule is not None
+        assert measure(problem, replay(problem, schedule)) >= best
 
 
 def test_what_it_cannot_do_is_refused(make: Any) -> None:
