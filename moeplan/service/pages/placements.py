@@ -32,5 +32,5 @@ def one_placement(request: Request, service: Context, digest: Digest) -> Respons
             for device in devices:
                 row[device].append((expert, len(devices) > 1))
         held.append(row)
-    values = {"kept": kept, "placed": placed, "held": held, "compared": compared(placed)}
-    return page(request, "placement.html", **values)
+    chosen = compared(placed)
+    return page(request, "placement.html", kept=kept, placed=placed, held=held, compared=chosen)
