@@ -11,7 +11,7 @@ from solvers.errors import OptionError, UnsupportedError
 __all__ = ["make_backend"]
 
 
-def make_backend(device: str, *, link: Link = "disk") -> Backend:
+def make_backend(device: str, *, link: Link = "disk", index: int = 0) -> Backend:
     """The kind of device that a plan or an option names.
 
     Parameters
@@ -21,6 +21,8 @@ def make_backend(device: str, *, link: Link = "disk") -> Backend:
     link
         Where streamed units come from: ``disk``, or ``h2d`` (pinned host memory, read once;
         ``cuda`` only).
+    index
+        Which GPU, where it is one.
 
     Raises
     ------
@@ -37,4 +39,4 @@ def make_backend(device: str, *, link: Link = "disk") -> Backend:
         raise UnsupportedError(
             "device 'cuda': torch finds no CUDA GPU on this machine; use cpu, or a machine with one"
         )
-    return CudaBackend(link)
+    return CudaBackend(link, index)

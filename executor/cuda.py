@@ -44,19 +44,21 @@ _SLAB_BYTES = 1 << 30
 
 
 class CudaBackend:
-    """GPU 0. Pinned copies of streamed units are shared by all devices made with it.
+    """A GPU. Pinned copies of streamed units are shared by all devices made with it.
 
     Parameters
     ----------
     link
         ``disk``: units are read from the disk for each copy. ``h2d``: they are read once.
+    index
+        Which GPU; it must be the process's current one.
     """
 
     name: Literal["cpu", "cuda"] = "cuda"
 
-    def __init__(self, link: Link = "disk") -> None:
+    def __init__(self, link: Link = "disk", index: int = 0) -> None:
         self.link: Link = link
-        self.device = torch.device("cuda", 0)
+        self.device = torch.device("cuda", index)
         self.processor: str | None = torch.cuda.get_device_name(self.device)
         self._held: dict[tuple[Piece, ...], torch.Tensor] = {}
         self._slab = torch.empty(0, dtype=torch.uint8)

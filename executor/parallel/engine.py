@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ import numpy.typing as npt
 from executor.caps import check_cap
 from executor.closing import Closing
 from executor.parallel.buffer import Eviction
-from executor.parallel.group import RankGroup
+from executor.parallel.follower import Follower
+from executor.parallel.group import DeviceName, RankGroup
+from executor.parallel.leader import Leader
+from executor.parallel.machines import Machines
 from executor.parallel.rank import RankOptions, rank_account
 from executor.prompts import check_tokens
 from executor.source import open_weights
 from executor.tokenizer import end_tokens
 from planner.balance_simulator import Links, check_fits, links_of
-from planner.documents import Curve, ExpertPlacement
+from planner.documents import Curve, ExpertPlacement, document_hash
 from planner.memory import aligned
 from solvers.errors import BudgetError, OptionError, UnsupportedError
 
@@ -127,6 +131,10 @@ class ParallelEngine(Closing):
         For experts, on each device; None: as much as its experts take.
     eviction
         What leaves a device's buffer first.
+    device
+        What each device of the placement is: a part of the CPU, or a CUDA GPU.
+    machines
+        This machine's place among several; None: it is the only one.
     group
         Ranks that run already, to be used and left; else they are started and ended here.
 
@@ -146,25 +154,35 @@ class ParallelEngine(Closing):
         store: Path | None = None,
         memory_bytes: int | None = None,
         eviction: Eviction = "lifo",
+        device: DeviceName = "cpu",
+        machines: Machines | None = None,
         group: RankGroup | None = None,
     ) -> None:
         with open_weights(checkpoint, store) as source:
             self.model = source.model
             self._end_tokens = end_tokens(source.checkpoint)
+            self._store_fingerprint = source.store_fingerprint
         check_fits(placement, self.model)
         if self.model.encoder:
             raise UnsupportedError(
                 f"{self.model.name}: an encoder-decoder cannot run on several devices yet"
             )
-        if placement.devices > _MOST_RANKS:
+        self._device: DeviceName = device
+        self._machines = machines
+        self._ranks = [range(placement.devices)]
+        if machines is not None:
+            self._ranks = machines.ranks(placement.devices, placement.nodes)
+        self._here = self._ranks[0 if machines is None else machines.number]
+        if len(self._here) > _MOST_RANKS:
             raise UnsupportedError(
-                f"the placement is for {placement.devices} devices; at most {_MOST_RANKS} "
-                "processes are started on one machine"
+                f"the placement has {len(self._here)} devices for this machine; at most "
+                f"{_MOST_RANKS} processes are started on one"
             )
         self.placement, self._eviction = placement, eviction
         self._checkpoint, self._store = checkpoint.absolute(), store and store.absolute()
         self.slots = self._slots(memory_bytes)
-        self._group, self._own_group = group, group is None
+        self._own_group = group is None
+        self._group: RankGroup | Leader | None = group
 
     def _slots(self, memory_bytes: int | None) -> list[int]:
         own = [0] * self.placement.devices
@@ -298,7 +316,7 @@ class ParallelEngine(Closing):
         return curve, links_of(short, (many[0], many[1]), self.placement, row_bytes)
 
     def _rehearsed(
-        self, group: RankGroup, tokens: int, passes: int
+        self, group: RankGroup | Leader, tokens: int, passes: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         """Rows [passes, layers, devices, experts] of a sequence on each device, and each layer's
         time beside its experts."""
@@ -325,21 +343,68 @@ class ParallelEngine(Closing):
         layers = len(self.placement.layers)
         return load.reshape(passes, layers, *load.shape[1:]), rest.reshape(passes, layers)
 
-    def _load(self, **sizes: int) -> RankGroup:
+    def _load(self, **sizes: int) -> RankGroup | Leader:
         """Ranks that have loaded this placement, with buffers of these sizes."""
         ranks = [RankOptions(slots=n, eviction=self._eviction, **sizes) for n in self.slots]
-        # each rank looks for itself, but they share one machine
-        check_cap(sum(rank_account(self.model, options).peak_bytes for options in ranks))
+        self._check_memory(ranks[self._here.start : self._here.stop])
         if self._group is None:
-            self._group = RankGroup(self.placement.devices)
+            self._group = self._started()
         order = {
             "order": "load",
-            "checkpoint": str(self._checkpoint),
-            "store": self._store and str(self._store),
+            **self._places(),
             "placement": [asdict(layer) for layer in self.placement.layers],
         }
         self._group.ask([{**order, "options": asdict(options)} for options in ranks])
         return self._group
+
+    def _check_memory(self, ranks: Sequence[RankOptions]) -> None:
+        """Each rank looks for itself, but those of a CPU share its memory."""
+        if self._device == "cpu":
+            check_cap(sum(rank_account(self.model, options).peak_bytes for options in ranks))
+
+    def _started(self) -> RankGroup | Leader:
+        if self._machines is None:
+            return RankGroup(self.placement.devices, device=self._device)
+        return Leader(self._machines, self._ranks, self._facts(self._machines), self._device)
+
+    def _facts(self, machines: Machines) -> dict[str, Any]:
+        """What is the same on all machines, or nothing is loaded."""
+        return {
+            "placement": document_hash(self.placement),
+            "checkpoint": self.model.fingerprint,
+            "store": self._store_fingerprint,
+            "number of machines": machines.count,
+            "kind of device": self._device,
+            **{f"version of {name}": version(name) for name in ("moeplan", "torch")},
+        }
+
+    def follow(self) -> None:
+        """Do this machine's part of what the first one asks for, until all is done.
+
+        Raises
+        ------
+        MoeplanError
+            What ended the work: the same on all machines.
+        """
+        machines = self._machines
+        if machines is None or not machines.number:
+            raise ValueError("only machines other than the first follow it")
+        facts = self._facts(machines)
+        with Follower(machines, self.placement.devices, self._here, facts, self._device) as group:
+            group.serve(self._prepare)
+
+    def _prepare(self, orders: list[dict[str, Any]]) -> None:
+        """This machine's own paths, where ranks load."""
+        loads = [order for order in orders if order["order"] == "load"]
+        for order in loads:
+            order.update(self._places())
+        self._check_memory([RankOptions(**order["options"]) for order in loads])
+
+    def _places(self) -> dict[str, Any]:
+        return {
+            "checkpoint": str(self._checkpoint),
+            "store": self._store and str(self._store),
+        }
 
     def _check(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
         if not prompts:

@@ -17,9 +17,16 @@ import torch.distributed
 
 from executor.parallel.split import LayerSplit, copy_table
 
-__all__ = ["Compute", "Exchange", "Segment", "gather_counts"]
+__all__ = ["Compute", "Exchange", "Segment", "gather_counts", "now_ns"]
 
 Int64 = npt.NDArray[np.int64]
+
+
+def now_ns(device: torch.device) -> int:
+    """The clock, read when the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter_ns()
 
 
 class Segment(NamedTuple):
@@ -90,7 +97,8 @@ class Exchange:
         Parameters
         ----------
         normed
-            [tokens, hidden]: input of the experts; there may be no tokens.
+            [tokens, hidden]: input of the experts; there may be no tokens. Rows and
+            results are exchanged between devices of its kind.
         chosen
             [tokens, top_k]: the experts that each token chose.
         compute
@@ -98,20 +106,21 @@ class Exchange:
         experts
             How many the layer has.
         """
-        started = time.perf_counter_ns()
+        device = normed.device
+        started = now_ns(device)
         flat = chosen.reshape(-1)
         self.counts = gather_counts(np.bincount(flat, minlength=experts))
         split = LayerSplit(self._tables[layer], self.counts)
-        order = torch.from_numpy(split.order(self.rank, flat))
+        order = torch.from_numpy(split.order(self.rank, flat)).to(device)
         sent, received = split.sent(self.rank).sum(axis=0), split.received(self.rank)
         top_k = chosen.shape[1]
         outgoing = normed.index_select(0, order.div(top_k, rounding_mode="floor"))
         incoming = self._move(outgoing, sent, received.sum(axis=1))
-        self.exchange_ns += time.perf_counter_ns() - started
+        self.exchange_ns += now_ns(device) - started
         results = self._compute(incoming, received, compute)
-        started = time.perf_counter_ns()
+        started = now_ns(device)
         returned = self._move(results, received.sum(axis=1), sent)
-        self.exchange_ns += time.perf_counter_ns() - started
+        self.exchange_ns += now_ns(device) - started
         held = outgoing, incoming, results, returned
         self.peak_bytes = max(self.peak_bytes, sum(one.nbytes for one in held))
         self.rows_sent += int(sent.sum() - sent[self.rank])
@@ -130,7 +139,7 @@ class Exchange:
         ranks, experts = received.shape
         self.rows_computed += len(incoming)
         expert_of = np.repeat(np.tile(np.arange(experts), ranks), received.reshape(-1))
-        order = torch.from_numpy(np.argsort(expert_of, kind="stable"))
+        order = torch.from_numpy(np.argsort(expert_of, kind="stable")).to(incoming.device)
         rows = incoming.index_select(0, order)
         results = torch.empty_like(rows)
         stops = np.cumsum(received.sum(axis=0)).tolist()

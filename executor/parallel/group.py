@@ -1,7 +1,8 @@
 """Processes of this machine, one a rank, and the watch over them; loads no torch.
 
-Ranks meet through a file and talk over the loopback interface. Whoever of them dies or fails, all
-others are ended at once, and the first cause is what is told.
+Ranks of one machine meet through a file and talk over the loopback interface; of those of several
+machines ``executor.parallel.machines`` takes care. Whoever of them dies or fails, all others are
+ended at once, and the first cause is what is told.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import executor
 from executor.closing import Closing
 from solvers import errors
 from solvers.errors import MoeplanError, RunError
 
-__all__ = ["RankGroup"]
+__all__ = ["LostPeerError", "RankGroup", "RankProcesses", "known_error"]
+
+DeviceName = Literal["cpu", "cuda"]
 
 _LOOK_SECONDS = 0.2
 _GRACE_SECONDS = 1.0
@@ -34,74 +37,114 @@ _END_SECONDS = 3.0
 """So long ranks may take to end by themselves."""
 
 
-class RankGroup(Closing):
-    """Some ranks, started and ready to be told what to do.
+class LostPeerError(RunError):
+    """Ranks of this machine lost others; why, these know.
+
+    ``named``: which do not answer is known.
+    """
+
+    def __init__(self, message: str, *, named: bool) -> None:
+        super().__init__(message)
+        self.named = named
+
+
+class RankProcesses(Closing):
+    """Ranks of a group that are processes of this machine, started, without having met.
 
     Parameters
     ----------
     devices
-        How many.
-    timeout_seconds
-        So long a rank waits for another that lives but does not answer.
+        How many the whole group has.
+    ranks
+        Those of this machine.
+    device
+        What each computes on; ``cuda``: the n-th of this machine has its GPU n.
+    interface
+        The network interface by which they reach all others.
+    listen
+        Address at which the first of them keeps the store where all meet; None: none does.
+    watch
+        As of ``ask``.
 
     Attributes
     ----------
     processes
         Their process ids, by rank.
+    port
+        Of that store.
 
     Raises
     ------
     RunError
         If they cannot be started.
+    UnsupportedError
+        If there is no GPU for each.
     """
 
-    def __init__(self, devices: int, *, timeout_seconds: float = 120.0) -> None:
-        self.devices = devices
+    def __init__(
+        self,
+        devices: int,
+        ranks: range,
+        *,
+        device: DeviceName = "cpu",
+        interface: str,
+        listen: str | None = None,
+        watch: Callable[[], None] | None = None,
+    ) -> None:
+        self.devices, self.ranks = devices, ranks
         self.processes: tuple[int, ...] = ()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (``close`` does)
         self._orders: list[int] = []
         # answers of each rank, and behind them what the first process tells
         self._answers: list[int] = []
-        self._partial = [b""] * (devices + 1)
+        self._partial = [b""] * (len(ranks) + 1)
         self._codes: dict[int, int] = {}
         try:
-            self._first = self._start()
+            self._first = self._start(interface)
         except OSError as error:
             self._let_go()
             raise RunError(f"{devices} processes cannot be started: {error.strerror}") from error
         cores = len(os.sched_getaffinity(0))
+        with self._or_closed():
+            answers = self.ask(
+                [
+                    {
+                        "rank": rank,
+                        "devices": devices,
+                        "device": device,
+                        "place": place,
+                        "places": len(ranks),
+                        "threads": max(cores // len(ranks), 1),
+                        "listen": None if place else listen,
+                    }
+                    for place, rank in enumerate(ranks)
+                ],
+                watch=watch,
+            )
+        self.port: int | None = answers[0]["port"]
+
+    @contextlib.contextmanager
+    def _or_closed(self) -> Iterator[None]:
         try:
-            # they meet there once
-            with tempfile.TemporaryDirectory(prefix="moeplan-ranks-") as folder:
-                self.ask(
-                    [
-                        {
-                            "rank": rank,
-                            "devices": devices,
-                            "meeting": str(Path(folder) / "meeting"),
-                            "timeout_seconds": timeout_seconds,
-                            "threads": max(cores // devices, 1),
-                        }
-                        for rank in range(devices)
-                    ]
-                )
+            yield
         except BaseException:
             self.close()
             raise
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self, interface: str) -> subprocess.Popen[bytes]:
         root = str(Path(executor.__file__).resolve().parents[1])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {
+            "NCCL_SOCKET_IFNAME": f"={interface}",
             **os.environ,
             "GOMP_SPINCOUNT": "0",
             # no threads before the ranks are forked
             "OPENBLAS_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+            "GLOO_SOCKET_IFNAME": interface,
             "PYTHONPATH": os.pathsep.join(paths),
         }
         theirs: list[int] = []
-        for _ in range(self.devices):
+        for _ in self.ranks:
             orders, ours = os.pipe()
             mine, answers = os.pipe()
             self._orders.append(ours)
@@ -126,15 +169,18 @@ class RankGroup(Closing):
         self,
         orders: Sequence[dict[str, Any]],
         progress: Callable[[int, int], None] | None = None,
+        watch: Callable[[], None] | None = None,
     ) -> list[dict[str, Any]]:
         """Give each rank its order, and wait for all answers.
 
         Parameters
         ----------
         orders
-            One for each rank.
+            One for each rank here.
         progress
-            Called with what rank 0 reports of its passes.
+            Called with what the first of them reports of its passes.
+        watch
+            Called again and again meanwhile; what it raises ends the wait.
 
         Raises
         ------
@@ -153,7 +199,9 @@ class RankGroup(Closing):
         with selectors.DefaultSelector() as selector:
             for at, pipe in enumerate((*self._answers, self._told())):
                 selector.register(pipe, selectors.EVENT_READ, at)
-            while len(answers) < self.devices:
+            while len(answers) < len(self.ranks):
+                if watch is not None:
+                    watch()
                 for key, _ in selector.select(_LOOK_SECONDS):
                     number: int = key.data
                     data = os.read(key.fd, 1 << 16)
@@ -177,7 +225,7 @@ class RankGroup(Closing):
                     time.monotonic() > give_up or self._knows_cause(failed)
                 ):
                     raise self._cause(failed)
-        return [answers[rank] for rank in range(self.devices)]
+        return [answers[place] for place in range(len(self.ranks))]
 
     def _told(self) -> int:
         if self._first.stdout is None:
@@ -201,29 +249,28 @@ class RankGroup(Closing):
         last = log[-1] if log else "it said nothing"
         alone = self._first.poll()
         self.close()
-        for rank, code in sorted(self._codes.items()):
+        who = [f"device {rank} of {self.devices}" for rank in self.ranks]
+        for place, code in sorted(self._codes.items()):
             if code < 0:
                 name = signal.Signals(-code).name
                 hint = " (was memory short?)" if code == -signal.SIGKILL else ""
-                return RunError(
-                    f"device {rank} of {self.devices} was ended by {name}{hint}; the others were "
-                    "ended, too"
-                )
-        for rank, error in sorted(failed.items()):
+                told = f"was ended by {name}{hint}; the others were ended, too"
+                return RunError(f"{who[place]} {told}")
+        for place, error in sorted(failed.items()):
             if error["class"] is not None:
-                return _known(error["class"], error["message"])
+                return known_error(error["class"], error["message"])
             if not error["lost_peer"]:
-                return RuntimeError(f"device {rank} of {self.devices}:\n{error['message']}")
-        for rank, code in sorted(self._codes.items()):
-            if rank not in failed:
-                return RunError(f"device {rank} of {self.devices} ended with code {code}: {last}")
+                return RuntimeError(f"{who[place]}:\n{error['message']}")
+        for place, code in sorted(self._codes.items()):
+            if place not in failed:
+                return RunError(f"{who[place]} ended with code {code}: {last}")
         if alone is not None:
             return RunError(f"the devices' processes ended with code {alone}: {last}")
-        silent = [str(rank) for rank in range(self.devices) if rank not in failed]
-        who = f"device {', '.join(silent)}" if silent else "another"
-        return RunError(
-            f"device {min(failed)} of {self.devices} got no answer from {who} in time; all were "
-            "ended"
+        silent = [str(rank) for place, rank in enumerate(self.ranks) if place not in failed]
+        other = f"device {', '.join(silent)}" if silent else "another"
+        return LostPeerError(
+            f"{who[min(failed)]} got no answer from {other} in time; all were ended",
+            named=bool(silent),
         )
 
     def close(self) -> None:
@@ -260,8 +307,35 @@ def _write(pipe: int, data: bytes) -> None:
         data = data[os.write(pipe, data) :]
 
 
-def _known(name: str, message: str) -> MoeplanError:
-    """An error of a rank, as its own class where that takes one line."""
+class RankGroup(RankProcesses):
+    """All ranks of a group, processes of this machine, ready to be told what to do.
+
+    Parameters
+    ----------
+    devices
+        How many.
+    device
+        What each computes on.
+    timeout_seconds
+        So long a rank waits for another that lives but does not answer.
+    """
+
+    def __init__(
+        self, devices: int, *, device: DeviceName = "cpu", timeout_seconds: float = 120.0
+    ) -> None:
+        interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+        super().__init__(devices, range(devices), device=device, interface=interface)
+        # they meet there once
+        with (
+            self._or_closed(),
+            tempfile.TemporaryDirectory(prefix="moeplan-ranks-") as folder,
+        ):
+            meeting = {"file": str(Path(folder) / "meeting"), "timeout_seconds": timeout_seconds}
+            self.ask([{"order": "meet", **meeting}] * devices)
+
+
+def known_error(name: str, message: str) -> MoeplanError:
+    """An error of another process, as its own class where that takes one line."""
     cls = getattr(errors, name, RunError)
     # some take more than the line
     return cls(message) if cls.__init__ is RunError.__init__ else RunError(message)

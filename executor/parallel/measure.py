@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from executor.adapters import Adapter, ExpertWeights
+from executor.adapters import ExpertWeights
+from executor.device import Device
 from executor.operations import feed_expert
+from executor.parallel.exchange import now_ns
 
 __all__ = ["SAMPLES", "expert_curve"]
 
@@ -19,14 +20,14 @@ _WARM = 5
 _ROWS = tuple(1 << power for power in range(9))
 
 
-def _alone(work: Callable[[], object]) -> tuple[int, int]:
+def _alone(work: Callable[[], object], device: torch.device) -> tuple[int, int]:
     """Typical time of a call in ns where nothing else runs, and its spread."""
     samples = []
     for turn in range(_WARM + SAMPLES):
-        started = time.perf_counter_ns()
+        started = now_ns(device)
         work()
         if turn >= _WARM:
-            samples.append(time.perf_counter_ns() - started)
+            samples.append(now_ns(device) - started)
     return _quiet(samples)
 
 
@@ -40,13 +41,13 @@ def _quiet(samples: list[int]) -> tuple[int, int]:
     return int(statistics.quantiles(samples, n=10)[0]), int((high - low) / 2)
 
 
-def expert_curve(
-    adapter: Adapter, weights: Sequence[ExpertWeights], hidden: int, dtype: torch.dtype
-) -> list[tuple[int, int, int]]:
+def expert_curve(device: Device, weights: Sequence[ExpertWeights]) -> list[tuple[int, int, int]]:
     """Rows, time and spread in ns of an expert, computed as a run does: each time another one."""
     found = []
+    where = device.device
     for rows in _ROWS:
-        inputs = torch.randn(rows, hidden).to(dtype)
+        hidden = device.adapter.model.hidden_size
+        inputs = torch.randn(rows, hidden).to(where, device.dtype)
         results = torch.empty_like(inputs)
         turns = itertools.cycle(weights)
 
@@ -55,7 +56,7 @@ def expert_curve(
             results: torch.Tensor = results,
             turns: Iterator[ExpertWeights] = turns,
         ) -> None:
-            results[:] = feed_expert(adapter, inputs, next(turns))
+            results[:] = feed_expert(device.adapter, inputs, next(turns))
 
-        found.append((rows, *_alone(work)))
+        found.append((rows, *_alone(work, where)))
     return found

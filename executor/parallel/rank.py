@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed
 
 from executor.device import Device
+from executor.memory import Backend
 from executor.operations import feed_expert, tile_of
 from executor.parallel.buffer import Eviction, ExpertBuffer
-from executor.parallel.exchange import Exchange, Segment, gather_counts
+from executor.parallel.exchange import Exchange, Segment, gather_counts, now_ns
 from executor.parallel.measure import SAMPLES, expert_curve
+from executor.parallel.meeting import wait_for_all
 from executor.parallel.rebalance import Rebalancer
 from executor.schedule import Chunk
 from executor.sequences import Sequences
@@ -97,10 +98,17 @@ class Rank:
         Sizes.
     placement
         For each MoE layer and expert the devices that hold it.
+    backend
+        What it computes on; None: the CPU.
     """
 
     def __init__(
-        self, source: WeightSource, rank: int, options: RankOptions, placement: Placement
+        self,
+        source: WeightSource,
+        rank: int,
+        options: RankOptions,
+        placement: Placement,
+        backend: Backend | None = None,
     ) -> None:
         self._model = source.model
         self._rank, self._options = rank, options
@@ -109,7 +117,7 @@ class Rank:
         workload = Workload(options.requests, options.prompt_tokens, options.new_tokens)
         peak_bytes = rank_account(self._model, options).peak_bytes
         with torch.inference_mode():
-            self._device = Device(source, policy, workload, peak_bytes)
+            self._device = Device(source, policy, workload, peak_bytes, backend=backend)
         self._head = [
             Unit(len(self._model.layers), "head", tile) for tile in range(policy.head_tiles)
         ]
@@ -137,10 +145,11 @@ class Rank:
             self.buffer.preload(own)
 
     def _read(self, unit: Unit, slot: int) -> None:
-        started = time.perf_counter_ns()
+        # what a GPU still computes from the slot ends before it is written to
+        started = now_ns(self._device.device)
         size = self._device.units.sizes[unit]
         self._device.copy(Chunk(unit, slot, 0, size, "expert", 0, True))
-        self._read_ns += time.perf_counter_ns() - started
+        self._read_ns += now_ns(self._device.device) - started
         self._reads += 1
 
     # --- running ------------------------------------------------------------------------------
@@ -242,8 +251,8 @@ class Rank:
             units = [unit for unit in own if unit in self.buffer] or own[:1]
             with torch.inference_mode():
                 weights = [device.expert(unit, self.buffer.use(unit)) for unit in units]
-                curve = expert_curve(device.adapter, weights, self._model.hidden_size, device.dtype)
-        torch.distributed.barrier()
+                curve = expert_curve(device, weights)
+        wait_for_all()
         return {"expert": curve, "samples": SAMPLES}
 
     def _sums(self) -> dict[str, int]:
@@ -284,7 +293,8 @@ class Rank:
     def _experts(self, layer: int, tokens: bool) -> None:
         """The experts of one layer, wherever they are."""
         spec, operations, state = self._model.layers[layer], self._device.operations, None
-        normed = torch.empty(0, self._model.hidden_size, dtype=self._device.dtype)
+        device = self._device.device
+        normed = torch.empty(0, self._model.hidden_size, dtype=self._device.dtype, device=device)
         chosen = torch.empty(0, spec.top_k, dtype=torch.int64)
         if tokens:
             state = self._device.state
@@ -295,12 +305,12 @@ class Rank:
             chosen, order = torch.sort(operations.chosen, dim=1)
             weights = weights.gather(1, order)
             normed = state.normed
-        started, waited = time.perf_counter_ns(), self._compute_ns
+        started, waited = now_ns(device), self._compute_ns
 
         def compute(segments: list[Segment], rows: torch.Tensor, results: torch.Tensor) -> None:
             self._compute(layer, segments, rows, results)
 
-        found = self.exchange.run(layer, normed, chosen.numpy(), compute, spec.experts)
+        found = self.exchange.run(layer, normed, chosen.cpu().numpy(), compute, spec.experts)
         if self._rebalancer is not None:
             self._rebalancer.saw(layer, self.exchange.counts.sum(axis=0))
         if self._recording:
@@ -308,7 +318,7 @@ class Rank:
                 {
                     "layer": layer,
                     "counts": self.exchange.counts.tolist() if self._rank == 0 else None,
-                    "duration_ns": time.perf_counter_ns() - started,
+                    "duration_ns": now_ns(device) - started,
                     "expert_ns": self._compute_ns - waited,
                 }
             )
@@ -325,7 +335,7 @@ class Rank:
         for segment in sorted(segments, key=lambda one: units[one] not in self.buffer):
             slot = self.buffer.use(units[segment])
             weights = self._device.expert(units[segment], slot)
-            started = time.perf_counter_ns()
+            started = now_ns(rows.device)
             first, stop = segment.first, segment.stop
             while first < stop:
                 count, computed = tile_of(stop - first, rows.element_size())
@@ -333,4 +343,4 @@ class Rank:
                 part = feed_expert(self._device.adapter, rows[first : first + computed], weights)
                 results[first : first + count] = part[:count]
                 first += count
-            self._compute_ns += time.perf_counter_ns() - started
+            self._compute_ns += now_ns(rows.device) - started

@@ -15,7 +15,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -106,9 +105,9 @@ def _told(error: BaseException) -> dict[str, Any]:
 
 def _serve(orders: SimpleQueue[dict[str, Any]], answer: Answer) -> None:
     import torch
-    import torch.distributed
 
     from executor.allocator import tune_process
+    from executor.parallel.meeting import Meeting, rank_backend, wait_for_all
     from executor.parallel.rank import Rank, RankOptions
     from executor.source import WeightSource, open_weights
 
@@ -116,27 +115,26 @@ def _serve(orders: SimpleQueue[dict[str, Any]], answer: Answer) -> None:
     tune_process()
     torch.set_num_threads(start["threads"])
     rank: int = start["rank"]
-    torch.distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{start['meeting']}",
-        rank=rank,
-        world_size=start["devices"],
-        timeout=timedelta(seconds=start["timeout_seconds"]),
-    )
-    answer({"done": {}})
+    backend = rank_backend(start["device"], start["place"], start["places"])
+    meeting = Meeting(rank, start["devices"], start["device"])
+    host = start["listen"]
+    answer({"done": {"port": None if host is None else meeting.listen(host)}})
     source: WeightSource | None = None
     loaded: Rank | None = None
     while True:
         order = orders.get()
-        if order["order"] == "load":
+        if order["order"] == "meet":
+            meeting.join(order)
+            answer({"done": {}})
+        elif order["order"] == "load":
             loaded = None
             if source is not None:
                 source.close()
             store = order["store"]
             source = open_weights(Path(order["checkpoint"]), Path(store) if store else None)
             placement = {one["layer"]: one["devices"] for one in order["placement"]}
-            loaded = Rank(source, rank, RankOptions(**order["options"]), placement)
-            torch.distributed.barrier()
+            loaded = Rank(source, rank, RankOptions(**order["options"]), placement, backend)
+            wait_for_all()
             answer({"done": {}})
         elif order["order"] == "generate" and loaded is not None:
             answer(

@@ -1,4 +1,5 @@
-"""The command ``parallel``: a placement carried out by as many processes as it has devices."""
+"""The command ``parallel``: a placement carried out by as many processes as it has devices, on one
+machine or several."""
 
 from __future__ import annotations
 
@@ -14,7 +15,6 @@ from rich.text import Text
 from moeplan.commands.common import (
     Json,
     OutputsFile,
-    PromptsFile,
     give_outputs,
     plain,
     reporter_of,
@@ -25,9 +25,11 @@ from planner.documents import ExpertPlacement, load_document
 from solvers.errors import OptionError
 
 if TYPE_CHECKING:
-    from executor.parallel import RankReport
+    from executor.parallel import Machines, RankReport
 
 __all__ = ["parallel"]
+
+_WAIT_SECONDS = 120.0
 
 
 def parallel(
@@ -38,10 +40,13 @@ def parallel(
     placement: Annotated[
         Path, typer.Option("--placement", help="A file of 'moeplan place'; a process a device.")
     ],
-    prompts: PromptsFile,
+    prompts: Annotated[
+        Path | None,
+        typer.Option("--prompts", help="A .txt (a prompt a line) or a .jsonl (see the docs)."),
+    ] = None,
     max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", min=1, help="New tokens for each.")
-    ],
+        int | None, typer.Option("--max-new-tokens", min=1, help="New tokens for each.")
+    ] = None,
     memory: Annotated[
         str | None,
         typer.Option("--memory", help="Memory for experts on each device (all of its own)."),
@@ -67,15 +72,72 @@ def parallel(
     store: Annotated[
         Path | None, typer.Option("--store", help="A packed store to read weights from.")
     ] = None,
+    device: Annotated[
+        Literal["cpu", "cuda"],
+        typer.Option("--device", help="cpu, or cuda: a GPU for each device of the placement."),
+    ] = "cpu",
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            "--nodes", min=2, help="How many machines run this command, each with its devices (1)."
+        ),
+    ] = None,
+    node_rank: Annotated[
+        int | None,
+        typer.Option(
+            "--node-rank", min=0, help="Which of them this is; 0 has prompts and outputs."
+        ),
+    ] = None,
+    coordinator: Annotated[
+        str | None,
+        typer.Option("--coordinator", help="HOST:PORT of machine 0, where the others come."),
+    ] = None,
+    interface: Annotated[
+        str | None,
+        typer.Option(
+            "--interface", help="Network interface to the others (that of the coordinator)."
+        ),
+    ] = None,
+    wait: Annotated[
+        float | None,
+        typer.Option("--wait", min=0.1, help="Seconds until all machines have come (120)."),
+    ] = None,
     out: OutputsFile = None,
     as_json: Json = False,
 ) -> None:
-    """Run prompts on several devices (processes of this machine), experts as placed."""
+    """Run prompts on several devices (processes of one machine or more), experts as placed."""
     from executor.parallel import ParallelEngine, Rebalance
+
+    reporter = reporter_of(ctx)
+    machines = _machines(nodes, node_rank, coordinator, interface, wait)
+    if machines is not None and machines.number:
+        said = {
+            "--prompts": prompts,
+            "--max-new-tokens": max_new_tokens,
+            "--memory": memory,
+            "--eviction": eviction,
+            "--batch-size": batch_size,
+            "--rebalance": rebalance,
+            "--out": out,
+        }
+        for name, value in said.items():
+            if value is not None:
+                raise OptionError(
+                    f"{name} has no effect on machine {machines.number}: give it on machine 0, "
+                    "for all"
+                )
+        document = load_document(ExpertPlacement, placement)
+        ParallelEngine(checkpoint, document, store=store, device=device, machines=machines).follow()
+        line = f"Machine {machines.number} of {machines.count} has done its part."
+        reporter.show(Text(line))
+        reporter.result({"node_rank": machines.number, "nodes": machines.count})
+        return
+    if prompts is None or max_new_tokens is None:
+        missing = "--prompts" if prompts is None else "--max-new-tokens"
+        raise OptionError(f"{missing} is needed: what is to be run, and how far")
     from executor.prompts import decode, encode_text
     from executor.tokenizer import load_tokenizer
 
-    reporter = reporter_of(ctx)
     if eviction is not None and memory is None:
         raise OptionError("--eviction has no effect without --memory: every expert stays")
     check_outputs({"--out": out}, [checkpoint, store, placement, prompts])
@@ -87,6 +149,8 @@ def parallel(
         store=store,
         memory_bytes=None if memory is None else parse_size(memory, "--memory"),
         eviction=eviction or "lifo",
+        device=device,
+        machines=machines,
     )
     tokenizer = cache(partial(load_tokenizer, checkpoint))
     most = engine.model.max_context
@@ -117,8 +181,7 @@ def parallel(
     reporter.show(
         Text(
             f"{new} tokens on {document.devices} devices in {human_time(run.wall_ns)}: "
-            f"{human_number(speed)} tokens/s. They are processes of one machine and share its "
-            "cores: nothing is gained by it here."
+            f"{human_number(speed)} tokens/s. {_where(machines, device)}"
         )
     )
     if rebalance is not None:
@@ -126,6 +189,8 @@ def parallel(
     reporter.result(
         {
             "devices": document.devices,
+            "device": device,
+            "nodes": 1 if machines is None else machines.count,
             "requests": len(lines),
             "new_tokens": new,
             "wall_ns": run.wall_ns,
@@ -135,6 +200,43 @@ def parallel(
             "outputs": lines if out is None else str(out),
         }
     )
+
+
+def _machines(
+    nodes: int | None,
+    node_rank: int | None,
+    coordinator: str | None,
+    interface: str | None,
+    wait: float | None,
+) -> Machines | None:
+    """This machine among several; None where there is no other."""
+    from executor.parallel import Machines
+
+    given = {"--nodes": nodes, "--node-rank": node_rank, "--coordinator": coordinator}
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) == len(given):
+        for name, value in (("--interface", interface), ("--wait", wait)):
+            if value is not None:
+                raise OptionError(f"{name} has no effect on one machine: give --nodes")
+        return None
+    if nodes is None or node_rank is None or coordinator is None:
+        raise OptionError(f"{', '.join(missing)} missing: several machines need {', '.join(given)}")
+    if node_rank >= nodes:
+        raise OptionError(f"--node-rank {node_rank}: {nodes} machines are 0 to {nodes - 1}")
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise OptionError(f"--coordinator {coordinator!r} is not HOST:PORT, as in 10.0.0.1:29500")
+    host = host.removeprefix("[").removesuffix("]")
+    return Machines(nodes, node_rank, host, int(port), interface, wait or _WAIT_SECONDS)
+
+
+def _where(machines: Machines | None, device: str) -> str:
+    """What a speed is of."""
+    if device == "cuda":
+        return "Each device is a GPU."
+    if machines is not None:
+        return f"They are processes of {machines.count} machines, each sharing its machine's cores."
+    return "They are processes of one machine and share its cores: nothing is gained by it here."
 
 
 def _table(ranks: tuple[RankReport, ...]) -> Table:
