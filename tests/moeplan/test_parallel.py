@@ -13,6 +13,9 @@ from moeplan import cli
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pycode-moe"
 
 
+SECOND = ["--nodes", "2", "--node-rank", "1", "--coordinator"]
+
+
 @pytest.fixture(scope="module")
 def placement(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of statistics that are like the example's in shape."""
@@ -65,6 +68,17 @@ def test_a_text_without_end_is_refused_before_it_is_tokenized(
         (["--out", "{placement}"], "is one of the inputs"),
         (["--placement", "{prompts}"], "prompts.jsonl"),
         (["--store", "nowhere"], "no such store"),
+        (["--nodes", "2"], "--node-rank, --coordinator missing"),
+        (["--wait", "3"], "--wait has no effect on one machine"),
+        ([*SECOND, "127.0.0.1:9"], "--prompts has no effect on machine 1"),
+        ([*SECOND, "127.0.0.1:9", "--node-rank", "2"], "2 machines are 0 to 1"),
+        ([*SECOND, "here"], "'here' is not HOST:PORT"),
+        ([*SECOND, "[::1]:9", "--interface", "nope0"], "no network interface 'nope0'"),
+        ([*SECOND, "192.0.2.1:9", "--node-rank", "0"], "cannot listen at 192.0.2.1:9"),
+        (
+            [*SECOND, "127.0.0.1:9", "--node-rank", "0", "--nodes", "3"],
+            "2 devices, fewer than 3 machines",
+        ),
     ],
 )
 def test_what_is_refused(
@@ -83,3 +97,16 @@ def test_what_is_refused(
     assert captured.out == ""
     assert len(captured.err.strip().splitlines()) == 1
     assert words in captured.err
+
+
+@pytest.mark.parametrize("missing", ["--prompts", "--max-new-tokens"])
+def test_what_is_run_is_said_on_the_first_machine(
+    missing: str, placement: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("import os\n")
+    given = {"--prompts": str(prompts), "--max-new-tokens": "4"}
+    del given[missing]
+    arguments = ["--placement", str(placement), *(one for pair in given.items() for one in pair)]
+    assert cli.main(["parallel", str(EXAMPLE), *arguments]) == 2
+    assert f"{missing} is needed" in capsys.readouterr().err
