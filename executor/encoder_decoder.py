@@ -104,6 +104,11 @@ class EncoderDecoderState(GroupState):
         return np.delete(fed, last), fed[last], alive
 
     @property
+    def behind(self) -> list[int]:
+        """A decoder's tokens come behind the prompt."""
+        return self.sources[: len(self.counts)] if self.decodes else super().behind
+
+    @property
     def hidden(self) -> torch.Tensor:
         """Residual stream of the present side, padded: [sequences, longest, hidden]."""
         return self.decoded[:, None] if self.decodes else super().hidden
@@ -153,12 +158,20 @@ class _TwoSided(Attention):
     def _compute(self, layer: int, first: int, stop: int, prefill: bool) -> None:
         if not any(self._state.counts[first:stop]):
             return
-        if prefill:
-            hidden = self._encode(layer, first, stop)
-        else:
-            hidden = self._decode(layer, first, stop)
-            self._look_at_prompts(layer, first, stop, hidden)
+        if not prefill:
+            self._decode(layer, first, stop)
+            return
+        hidden = self._encode(layer, first, stop)
         self._pack(self._adapter.post_norm(layer, hidden), first, stop, frozenset())
+
+    def cross(self, layer: int, batch: int) -> None:
+        """What comes behind a decoder's attention to its own tokens: that to the prompts."""
+        state = self._state
+        for first, stop, _ in self._tiles(state.batch(batch)):
+            if any(state.counts[first:stop]):
+                hidden = state.hidden[first:stop]
+                self._look_at_prompts(layer, first, stop, hidden)
+                self._pack(self._adapter.post_norm(layer, hidden), first, stop, frozenset())
 
     def _encode(self, layer: int, first: int, stop: int) -> torch.Tensor:
         """All tokens of a prompt see each other."""
@@ -171,7 +184,7 @@ class _TwoSided(Attention):
         normed = self._adapter.input_norm(layer, hidden)
         return hidden.add_(self._both.self_attention(layer, normed, column[None], seen, None))
 
-    def _decode(self, layer: int, first: int, stop: int) -> torch.Tensor:
+    def _decode(self, layer: int, first: int, stop: int) -> None:
         """A token sees those before it and itself."""
         state = self._state
         hidden, past = state.hidden[first:stop], state.past[first:stop]
@@ -180,7 +193,7 @@ class _TwoSided(Attention):
         seen = torch.arange(visible, device=state.device) <= positions[:, None]
         cache = KeyValueWriter(state, layer, first, stop, positions, visible)
         normed = self._adapter.input_norm(layer, hidden)
-        return hidden.add_(
+        hidden.add_(
             self._both.self_attention(layer, normed, positions[:, None], seen[:, None, None], cache)
         )
 
@@ -213,7 +226,13 @@ class EncoderDecoderOperations(Operations):
         """The layer that ``turn`` comes before."""
 
     def _make_attention(self) -> Attention:
-        return _TwoSided(self._both, self._sides)
+        self._two_sided = _TwoSided(self._both, self._sides)
+        return self._two_sided
+
+    def cross_attention(self, layer: int, batch: int) -> None:
+        """A decoder's attention to its prompts, for one batch, and the norm behind it; where
+        sequences begin, it makes what the layer keeps of theirs."""
+        self._two_sided.cross(layer, batch)
 
     def embed(self, tokens: list[int]) -> None:
         """Embedding rows of the pass's ``tokens`` (packed) into both sides' residual streams."""

@@ -18,9 +18,9 @@ __all__ = ["Recorded", "RoutingLog", "check_recorded", "needs_of"]
 Recorded = Sequence[npt.NDArray[np.uint16]]
 """What the tokens of each pass of a run chose: [tokens, moe_layers, top_k] a pass."""
 
-NO_TRACE = (
-    "a routing trace cannot be kept of an encoder-decoder yet: each token meets the routers of one "
-    "side only"
+_NO_RECORDING = (
+    "a run of an encoder-decoder cannot be recorded pass by pass yet (each token meets the routers "
+    "of one side only), so no plan can be clairvoyant"
 )
 
 
@@ -38,7 +38,7 @@ def check_recorded(recorded: Recorded | None, model: ModelSpec, policy: Policy) 
         layer.predictor == "clairvoyant" for layer in policy.layers
     )
     if model.encoder and clairvoyant:
-        raise UnsupportedError(f"{model.name}: {NO_TRACE}, so no plan can be clairvoyant")
+        raise UnsupportedError(f"{model.name}: {_NO_RECORDING}")
     if recorded is None and clairvoyant:
         raise OptionError(
             "the plan is clairvoyant (its eviction, or a layer's predictor): give what an earlier "
@@ -74,7 +74,8 @@ def needs_of(recorded: Recorded, model: ModelSpec, policy: Policy) -> dict[Unit,
 class RoutingLog:
     """Collects the choices of each router; host memory, 2 bytes a choice.
 
-    Layers of one model may have different numbers of experts, but one top-k, as a trace has.
+    Layers of one model may have different numbers of experts, but one top-k, as a trace has. With
+    an encoder each pass gives two blocks of tokens: the prompts', and the decoder's.
 
     Parameters
     ----------
@@ -94,24 +95,27 @@ class RoutingLog:
         self._position: list[npt.NDArray[np.int32]] = []
         self._phase: list[npt.NDArray[np.uint8]] = []
         self._ahead: list[npt.NDArray[np.uint16]] | None = [] if ahead else None
-        self._refused = f"{model.name}: {NO_TRACE}" if model.encoder else None
+        self._encoder = sum(layer < model.encoder_depth for layer in model.moe_layers)
+        self._refused = f"{model.name}: {_NO_RECORDING}" if model.encoder else None
 
     def add(self, layer: int, device: Device, members: Sequence[int]) -> None:
         """What the router of ``layer`` has just chosen; ``members`` number the sequences."""
-        if self._refused is not None:
-            return
-        state = device.state
-        if self._column[layer] == 0:
+        state, column = device.state, self._column[layer]
+        if column in (0, self._encoder):
             counts, past = np.asarray(state.counts), np.asarray(state.past)
+            later = past > 0
+            if self._encoder:
+                later = np.full(len(counts), column > 0)
+                past = past + np.asarray(state.behind)
             within = np.arange(state.tokens) - np.repeat(state.starts[:-1], counts)
             self._sequence.append(np.repeat(np.asarray(members, np.int32), counts))
             self._position.append((np.repeat(past, counts) + within).astype(np.int32))
-            self._phase.append(np.repeat((past > 0).astype(np.uint8), counts))
+            self._phase.append(np.repeat(later.astype(np.uint8), counts))
             shape = (state.tokens, len(self.moe_layers), self._top_k)
             self._experts.append(np.zeros(shape, np.uint16))
             if self._ahead is not None:
                 self._ahead.append(np.zeros(shape, np.uint16))
-        self._experts[-1][:, self._column[layer]] = device.operations.chosen.cpu().numpy()
+        self._experts[-1][:, column] = device.operations.chosen.cpu().numpy()
 
     def look_ahead(self, layer: int, device: Device) -> None:
         """What the next MoE layer's router says of the hidden state that ``layer`` has routed."""
@@ -120,35 +124,25 @@ class RoutingLog:
             following = device.operations.look_ahead(self.moe_layers[column])
             self._ahead[-1][:, column] = following.cpu().numpy()
 
-    def _check(self) -> None:
-        if self._refused is not None:
-            raise UnsupportedError(self._refused)
-
     def passes(self) -> Recorded:
         """The choices pass by pass.
 
         Raises
         ------
         UnsupportedError
-            As ``arrays``.
+            If the model has an encoder.
         """
-        self._check()
+        if self._refused is not None:
+            raise UnsupportedError(self._refused)
         return tuple(self._experts)
 
     def arrays(self) -> TraceArrays:
-        """All choices, by sequence and position.
-
-        Raises
-        ------
-        UnsupportedError
-            If the model has an encoder.
-        """
-        self._check()
+        """All choices, by sequence and position."""
         if not self._sequence:
             empty = np.zeros((0, len(self.moe_layers), self._top_k), np.uint16)
             none = np.zeros(0, np.int32)
             ahead = None if self._ahead is None else empty
-            return TraceArrays(empty, none, none, np.zeros(0, np.uint8), ahead)
+            return TraceArrays(empty, none, none, np.zeros(0, np.uint8), ahead, self._encoder)
         sequence, position = np.concatenate(self._sequence), np.concatenate(self._position)
         order = np.lexsort((position, sequence))
         return TraceArrays(
@@ -157,4 +151,5 @@ class RoutingLog:
             position[order],
             np.concatenate(self._phase)[order],
             None if self._ahead is None else np.concatenate(self._ahead)[order],
+            self._encoder,
         )

@@ -65,10 +65,7 @@ class Runtime:
             Unfinished sequences and the next token of each.
         """
         self.embed(pass_index, tokens)
-        operations = self._operations
         for layer in range(len(self._model.layers)):
-            if isinstance(operations, EncoderDecoderOperations) and layer == operations.decoder:
-                operations.turn()
             self.layer(pass_index, layer)
         return self.head(pass_index)
 
@@ -86,6 +83,9 @@ class Runtime:
         """One layer, for the whole group."""
         transfers, operations, record = self._transfers, self._operations, self._recorder.compute
         state = self._state
+        both = operations if isinstance(operations, EncoderDecoderOperations) else None
+        if both is not None and layer == both.decoder:
+            both.turn()
         if layer:
             transfers.enter(pass_index, layer)
         dense = Unit(layer, "dense", -1)
@@ -101,6 +101,9 @@ class Runtime:
         for batch in range(state.batches):
             operations.attention(layer, batch)
             record("attention", pass_index, layer, batch, state.batch_tokens(batch))
+            if both is not None and layer >= both.decoder:
+                both.cross_attention(layer, batch)
+                record("cross_attention", pass_index, layer, batch, state.batch_tokens(batch))
         if slot is not None and self._device.write_kv(dense, slot):
             record("write_kv", pass_index, layer, -1, state.tokens)
         if not self._model.layers[layer].experts:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +62,7 @@ class WeightSource(Closing):
         self.read_into = read_into
         self.store_fingerprint = None if index is None else index.fingerprint
         self._layouts = layouts
+        self._layers: Sequence[int] = range(len(checkpoint.model.layers))
         self._checksums = {} if index is None else {u.name: u.checksum for u in index.units}
         self._row_sums: dict[str, npt.NDArray[np.uint32]] = {}
         self._files: list[DirectFile] = []
@@ -92,6 +95,15 @@ class WeightSource(Closing):
         """Fingerprint of the checkpoint."""
         return self.checkpoint.model.fingerprint
 
+    def part(self, model: ModelSpec, layers: Sequence[int]) -> WeightSource:
+        """The same weights for ``model``, whose layers are those of this one that ``layers`` names.
+
+        It shares the files, which this one closes.
+        """
+        part = copy.copy(self)
+        part.model, part._layers = model, [self._layers[layer] for layer in layers]
+        return part
+
     @property
     def direct(self) -> bool:
         """Whether all files are read past the page cache."""
@@ -108,11 +120,11 @@ class WeightSource(Closing):
 
     def places(self, unit: Unit) -> tuple[Place, ...]:
         """Tensors of a dense part or an expert, and where they lie in its slot."""
-        return self._layouts[_name(unit)].places
+        return self._layouts[self._name(unit)].places
 
     def pieces(self, unit: Unit) -> tuple[Piece, ...]:
         """Where a dense part's or an expert's bytes lie in the files."""
-        return self._pieces[_name(unit)]
+        return self._pieces[self._name(unit)]
 
     def head_rows(self, start: int, stop: int) -> tuple[Piece, ...]:
         """Where vocabulary rows [start, stop) of the head lie."""
@@ -141,7 +153,11 @@ class WeightSource(Closing):
 
     def size_bytes(self, unit: Unit) -> int:
         """Bytes of a dense part or an expert in its slot."""
-        return self._layouts[_name(unit)].size_bytes
+        return self._layouts[self._name(unit)].size_bytes
+
+    def _name(self, unit: Unit) -> str:
+        layer = self._layers[unit.stage]
+        return dense_name(layer) if unit.kind == "dense" else expert_name(layer, unit.item)
 
     # --- checksums ----------------------------------------------------------------------------
 
@@ -176,7 +192,7 @@ class WeightSource(Closing):
         CheckpointError
             If it differs.
         """
-        name = _name(unit)
+        name = self._name(unit)
         self._compare(name, checksum(memory[: self._layouts[name].size_bytes]))
 
     def check_outside(self, memory: memoryview) -> None:
@@ -211,10 +227,6 @@ class WeightSource(Closing):
         """Close all files."""
         for file in self._files:
             file.close()
-
-
-def _name(unit: Unit) -> str:
-    return dense_name(unit.stage) if unit.kind == "dense" else expert_name(unit.stage, unit.item)
 
 
 def _model_of(

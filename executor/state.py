@@ -133,6 +133,11 @@ class GroupState:
         self._blank = set(self._below)
 
     @property
+    def behind(self) -> list[int]:
+        """Tokens of each sequence that another side has computed before all of this one's."""
+        return [0] * len(self.counts)
+
+    @property
     def sequences(self) -> int:
         """Sequences of this group, finished ones too."""
         return len(self.counts)

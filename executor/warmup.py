@@ -59,6 +59,8 @@ def _layer(device: Device, layer: int) -> None:
     dense = Unit(layer, "dense", -1)
     device.bind_dense(dense, None if dense in device.units.resident else 0)
     operations.attention(layer, 0)
+    if isinstance(operations, EncoderDecoderOperations) and layer >= operations.decoder:
+        operations.cross_attention(layer, 0)
     if not device.source.model.layers[layer].experts:
         operations.dense_mlp(layer)
         return

@@ -47,6 +47,7 @@ _GROUPS = (
 )
 KIND_GROUPS: dict[EventKind, int] = {
     "attention": 0,
+    "cross_attention": 0,
     "write_kv": 0,
     "expert": 1,
     "router": 2,

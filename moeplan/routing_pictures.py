@@ -80,7 +80,9 @@ class RoutingView:
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Numbers of tokens that activation is told for."""
-        return tuple(size for size in _SIZES if size <= self.trace.tokens)
+        columns = range(len(self.trace.moe_layers))
+        fewest = min(len(self.arrays.chosen(column)) for column in columns)
+        return tuple(size for size in _SIZES if size <= fewest)
 
     @cached_property
     def active(self) -> Floats:

@@ -25,7 +25,7 @@ class Look:
 
 LOOKS = (
     Look("█", "dark_orange", "experts", ("expert",)),
-    Look("▓", "dodger_blue1", "attention", ("attention", "write_kv")),
+    Look("▓", "dodger_blue1", "attention", ("attention", "cross_attention", "write_kv")),
     Look(
         "▒",
         "medium_purple",

@@ -239,6 +239,9 @@ def _check_model(plan: Plan, model: ModelSpec) -> list[Violation]:
         found.append(Violation("predictor", f"policy.layers.{first}", message))
     for layer, spec in zip(policy.layers, model.layers, strict=True):
         where = f"policy.layers.{spec.index}"
+        if model.encoder and layer.predictor != "plan":
+            message = "with an encoder prefetches follow the lists"
+            found.append(Violation("predictor", where, message))
         for name, experts in (("resident", layer.resident), ("prefetch", layer.prefetch)):
             outside = [expert for expert in experts if expert >= spec.experts]
             if outside:

@@ -35,7 +35,7 @@ from planner.memory import (
 )
 from planner.profiles import Profile
 from planner.scenarios import PassShape
-from planner.span import seen_tokens
+from planner.sides import attended, embedded, parts_of, tokens_each
 from solvers.errors import UnsupportedError
 from solvers.outcome import Schedule, StageChoice
 from solvers.problem import Scenarios, Stage, Unit
@@ -231,16 +231,16 @@ class Encoding:
         leads: dict[tuple[PassShape, tuple[bool, ...]], int] = {}
         for index, one in enumerate(shapes):
             factor = factors.of(one.phase)
-            tokens = self.tokens(one)
-            prologue[index, 0] = self._time("embed", tokens, factor, one.phase)
+            prologue[index, 0] = self._time("embed", embedded(model, one), factor, one.phase)
             for layer in model.layers:
-                parts = (layer.experts > 0, layer.shared_expert_bytes > 0, layer.mlp_bytes > 0)
+                parts = parts_of(model, layer.index)
                 if (one, parts) not in leads:
                     leads[one, parts] = self.lead(one, layer.index, factor).total_ns
                 lead[index, layer.index] = leads[one, parts]
                 back[index, layer.index] = self.write_kv_ns(one, layer.index, factors.copy)
                 if layer.experts:
-                    epilogue[index, layer.index] = self._time("combine", tokens, factor, one.phase)
+                    count = self.rows(one, layer.index)
+                    epilogue[index, layer.index] = self._time("combine", count, factor, one.phase)
             rows = demand[index, moe]
             work[index, moe] = self._expert_times(rows, factor, one.phase)
             demand[index, -1, :tiles] = one.sequences
@@ -257,26 +257,22 @@ class Encoding:
         wrote = None if self.kv is None else back
         return Scenarios(prologue, lead, demand, work, epilogue, weight, mean, run_starts, wrote)
 
-    @staticmethod
-    def tokens(shape: PassShape) -> int:
-        """Tokens that a pass computes."""
-        return shape.sequences * (shape.context if shape.phase == "prefill" else 1)
+    def rows(self, shape: PassShape, layer: int) -> int:
+        """Tokens that a layer computes in a pass."""
+        return shape.sequences * tokens_each(self.profile.model, shape, layer)
 
     def lead(self, shape: PassShape, layer: int, factor: float) -> LeadTimes:
         """Attention batch by batch, then what all tokens of the group need."""
-        costs, spec = self.profile.costs, self.profile.model.layers[layer]
-        surface = costs.attention_prefill if shape.phase == "prefill" else costs.attention_decode
-        tokens = self.tokens(shape)
+        spec, tokens = self.profile.model.layers[layer], self.rows(shape, layer)
+        if not tokens:
+            return LeadTimes(())
         steps = []
         for batch, first in enumerate(range(0, shape.sequences, self.batch_size)):
             size = min(self.batch_size, shape.sequences - first)
-            rows = size * (shape.context if shape.phase == "prefill" else 1)
-            slowed = self._slowed("attention", factor, shape.phase)
-            seen = shape.context
-            if shape.phase == "decode":
-                seen = seen_tokens(self.workload, seen)
-            duration = math.ceil(surface(size, seen) * slowed)
-            steps.append(("attention", batch, rows, duration))
+            rows = size * tokens_each(self.profile.model, shape, layer)
+            for kind, surface, seen in attended(self.profile, self.workload, shape, layer):
+                slowed = self._slowed(kind, factor, shape.phase)
+                steps.append((kind, batch, rows, math.ceil(surface(size, seen) * slowed)))
         wanted = [("shared_expert", spec.shared_expert_bytes), ("router", spec.experts)]
         for kind, present in (*wanted, ("dense_mlp", spec.mlp_bytes)):
             if present:

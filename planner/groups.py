@@ -382,7 +382,7 @@ def smallest_account(
 
 
 def _attention_ns(encoding: Encoding) -> int:
-    """Attention of the whole workload in one layer."""
+    """Attention of the whole workload in all layers."""
     workload = encoding.workload
     shapes = pass_shapes(
         requests=workload.requests,
@@ -391,9 +391,15 @@ def _attention_ns(encoding: Encoding) -> int:
         group=encoding.group,
         decode_passes=2,
     )
+    model = encoding.profile.model
+    # of a side all are alike
+    sides = {model.encoder_depth: len(model.layers) - model.encoder_depth}
+    if model.encoder:
+        sides[0] = model.encoder
     return sum(
-        shape.weight * step[3]
+        shape.weight * layers * step[3]
         for shape in shapes
-        for step in encoding.lead(shape, 0, 1.0).steps
-        if step[0] == "attention"
+        for layer, layers in sides.items()
+        for step in encoding.lead(shape, layer, 1.0).steps
+        if step[0] in ("attention", "cross_attention")
     )

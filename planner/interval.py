@@ -18,12 +18,12 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
-from planner.documents import Channel, CostProfile, Range
+from planner.documents import Channel, CostProfile, LayerSpec, Range
 from planner.documents.costs import Curve, OperationKind
 from planner.encode import Encoding
 from planner.memory import EXPERT_TILE_ROWS
 from planner.scenarios import PassShape
-from planner.span import seen_tokens
+from planner.sides import attended, embedded, parts_of
 
 __all__ = ["extrapolated", "rate", "relative_error"]
 
@@ -95,30 +95,39 @@ def extrapolated(
     expert_rows
         Tokens of experts in those passes, of any shape.
     """
-    costs = encoding.profile.costs
-    found = []
-    for phase, surface in (
-        ("prefill", costs.attention_prefill),
-        ("decode", costs.attention_decode),
-    ):
-        size = min(encoding.batch_size, encoding.group)
-        contexts = [shape.context for shape in shapes if shape.phase == phase]
-        if phase == "decode":
-            contexts = [seen_tokens(encoding.workload, context) for context in contexts]
-        if not all(surface.covers(size, context) for context in contexts):
-            found.append(f"attention in {phase}")
-    tokens = {encoding.tokens(shape) for shape in shapes}
-    sequences = {shape.sequences for shape in shapes}
+    costs, model = encoding.profile.costs, encoding.profile.model
+    size = min(encoding.batch_size, encoding.group)
+    one_of_each = {parts_of(model, layer.index): layer.index for layer in model.layers}.values()
+    beyond = {
+        f"{kind.replace('_', ' ')} in {shape.phase}": shape.phase
+        for shape in shapes
+        for layer in one_of_each
+        for kind, surface, seen in attended(encoding.profile, encoding.workload, shape, layer)
+        if not surface.covers(size, seen)
+    }
+    found = sorted(beyond, key=lambda name: beyond[name] == "decode")
     for kind in get_args(OperationKind):
         curve = costs.curves.get(kind)
         if curve is None:
             continue
-        rows = sequences if kind in ("head", "sample") else tokens
-        if kind == "expert":
+        if kind in ("head", "sample"):
+            rows = {shape.sequences for shape in shapes}
+        elif kind == "embed":
+            rows = {embedded(model, shape) for shape in shapes}
+        elif kind == "expert":
             rows = {int(count) for count in np.unique(expert_rows) if count}
+        else:
+            own = [layer for layer in one_of_each if _has(model.layers[layer], kind)]
+            rows = {encoding.rows(shape, layer) for shape in shapes for layer in own} - {0}
         if not all(_covers(curve, kind, count) for count in rows):
             found.append(kind.replace("_", " "))
     return tuple(found)
+
+
+def _has(layer: LayerSpec, kind: OperationKind) -> bool:
+    if kind == "dense_mlp":
+        return layer.mlp_bytes > 0
+    return (layer.shared_expert_bytes if kind == "shared_expert" else layer.experts) > 0
 
 
 def _covers(curve: Curve, kind: str, rows: int) -> bool:

@@ -25,7 +25,7 @@ def klotski_batches(profile: Profile, workload: Workload, batch_size: int) -> in
         n (tA + tG) + tH + sum over Q of tE >= cG + (K + |Q|) cE + cA
 
     Tokens fall on experts by their popularity (each rank's mean over the layers); contexts are in
-    the middle of decoding. Memory is not looked at.
+    the middle of decoding. Memory is not looked at. Of an encoder-decoder it is the decoder's n.
 
     Returns
     -------
@@ -33,12 +33,14 @@ def klotski_batches(profile: Profile, workload: Workload, batch_size: int) -> in
         None where no n up to all requests satisfies them.
     """
     model = profile.model
-    layer = next(layer for layer in model.layers if layer.experts)
+    layer = next(layer for layer in model.layers[model.encoder_depth :] if layer.experts)
     context = workload.prompt_tokens + 1 + workload.new_tokens // 2
     encoding = Encoding(profile, workload, 1, batch_size, 0, 4 << 20)
     shape = PassShape("decode", 0, batch_size, context, 1)
     attention = sum(
-        step[3] for step in encoding.lead(shape, layer.index, 1.0).steps if step[0] == "attention"
+        step[3]
+        for step in encoding.lead(shape, layer.index, 1.0).steps
+        if step[0] in ("attention", "cross_attention")
     )
     router = profile.costs.curves["router"](batch_size)
     expert = profile.costs.curves["expert"]
@@ -46,7 +48,8 @@ def klotski_batches(profile: Profile, workload: Workload, batch_size: int) -> in
     copy_attention = encoding.copy_ns(layer.attention_bytes + layer.norm_bytes, kind="dense")
     copy_expert = encoding.copy_ns(layer.expert_bytes)
     top_k = layer.top_k
-    shares = -np.sort(-popularity(profile.arrays, layer.experts), axis=1).mean(axis=0) * top_k
+    decoded = popularity(profile.arrays, layer.experts)[profile.arrays.encoder :]
+    shares = -np.sort(-decoded, axis=1).mean(axis=0) * top_k
     for batches in range(1, -(-workload.requests // batch_size) + 1):
         tokens = batches * batch_size
         hot = sum(expert(max(round(tokens * share), 1)) for share in shares[:top_k])

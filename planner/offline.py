@@ -59,7 +59,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 def check_plannable(model: ModelSpec) -> None:
-    """Refuse a model whose passes no prediction knows.
+    """Refuse a model whose passes no roofline knows.
 
     Raises
     ------
@@ -68,8 +68,8 @@ def check_plannable(model: ModelSpec) -> None:
     """
     if model.encoder:
         raise UnsupportedError(
-            f"{model.name}: encoder-decoder models cannot be profiled or planned for yet; they run "
-            "from a plan made by hand (docs/adding-an-architecture.md)"
+            f"{model.name}: an encoder-decoder cannot be planned for without a machine yet: "
+            "profile its checkpoint there"
         )
 
 

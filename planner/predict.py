@@ -11,6 +11,7 @@ from planner.documents import Event, Predicted, PredictedTotals, Slowdown, Timel
 from planner.encode import Encoding, Factors
 from planner.interval import rate, relative_error
 from planner.scenarios import PassShape
+from planner.sides import embedded, parts_of
 from solvers.outcome import Schedule
 from solvers.problem import Problem
 from solvers.replay import Replay, StageTimes, replay
@@ -114,7 +115,7 @@ def _by_kind(judged: Judged, result: Replay, schedule: Schedule) -> Counter[str]
     leads: dict[tuple[PassShape, tuple[bool, ...]], Counter[str]] = {}
     for shape in judged.shapes:
         for layer in encoding.profile.model.layers:
-            parts = (layer.experts > 0, layer.shared_expert_bytes > 0, layer.mlp_bytes > 0)
+            parts = parts_of(encoding.profile.model, layer.index)
             if (shape, parts) not in leads:
                 one: Counter[str] = Counter()
                 steps = encoding.lead(shape, layer.index, judged.factors.of(shape.phase)).steps
@@ -188,7 +189,8 @@ def _computed(judged: Judged, times: StageTimes, streams: bool) -> list[Event]:
     shape = judged.shapes[times.pass_index]
     encoding = judged.encoding
     last = len(judged.problem.stages) - 1
-    stage, tokens = times.stage, encoding.tokens(shape)
+    stage = times.stage
+    tokens = encoding.rows(shape, stage) if stage < last else shape.sequences
     events: list[Event] = []
 
     def add(kind: str, item: int, start: int, end: int, rows: int) -> None:
@@ -196,7 +198,8 @@ def _computed(judged: Judged, times: StageTimes, streams: bool) -> list[Event]:
         events.append(Event(kind, "compute", times.pass_index, layer, item, start, end, rows, 0))
 
     if stage == 0:
-        add("embed", -1, times.begin_ns, times.prologue_end_ns, tokens)
+        fed = embedded(encoding.profile.model, shape)
+        add("embed", -1, times.begin_ns, times.prologue_end_ns, fed)
     if times.start_ready_ns > times.prologue_end_ns:
         add("wait_dense", -1, times.prologue_end_ns, times.start_ready_ns, 0)
     now = times.start_ready_ns
@@ -219,6 +222,6 @@ def _computed(judged: Judged, times: StageTimes, streams: bool) -> list[Event]:
         now = end
     if stage == last:
         add("sample", -1, now, times.end_ns, shape.sequences)
-    elif encoding.profile.model.layers[stage].experts:
+    elif tokens and encoding.profile.model.layers[stage].experts:
         add("combine", -1, now, times.end_ns, tokens)
     return events

@@ -15,12 +15,22 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from planner.documents import RoutingTrace
 from planner.predictors import Predictor, PredictorName, Seen, Tables, best, make_predictor
 from planner.routing import TraceArrays
 from planner.scenarios import Sequences
-from solvers.errors import OptionError
+from solvers.errors import OptionError, UnsupportedError
 
-__all__ = ["JUDGED", "LayerRates", "Rate", "halves", "judge", "steps_of", "tables_of"]
+__all__ = [
+    "JUDGED",
+    "LayerRates",
+    "Rate",
+    "check_judgeable",
+    "halves",
+    "judge",
+    "steps_of",
+    "tables_of",
+]
 
 RowName = Literal["coactivation", "lookahead", "popularity", "uniform", "clairvoyant"]
 JUDGED: tuple[RowName, ...] = ("coactivation", "lookahead", "popularity", "uniform", "clairvoyant")
@@ -81,14 +91,26 @@ def halves(sequences: int, seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArra
     return np.sort(order[: sequences // 2]), np.sort(order[sequences // 2 :])
 
 
+def check_judgeable(trace: RoutingTrace) -> None:
+    """Refuse a trace that no predictor can be judged on.
+
+    Raises
+    ------
+    UnsupportedError
+        If its model has an encoder.
+    """
+    if trace.encoder:
+        raise UnsupportedError(
+            "predictors are neither judged nor followed with an encoder yet: prefetches go by the "
+            "plan's lists there"
+        )
+
+
 def tables_of(arrays: TraceArrays, members: npt.NDArray[np.int64], experts: int) -> Tables:
     """Counts of some sequences of a trace, prompts and decode alike."""
     number = np.cumsum(np.diff(arrays.sequence, prepend=arrays.sequence[:1]) != 0)
     rows = np.isin(number, members)
-    part = TraceArrays(
-        arrays.experts[rows], arrays.sequence[rows], arrays.position[rows], arrays.phase[rows]
-    )
-    return Tables.of(part, experts)
+    return Tables.of(arrays.take(rows), experts)
 
 
 def judge(

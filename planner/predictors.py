@@ -97,8 +97,10 @@ class Tables:
         """Of a whole trace."""
         tables = cls.empty(arrays.experts.shape[1], experts)
         for column in range(arrays.experts.shape[1]):
-            before = arrays.experts[:, column - 1] if column else None
-            tables.add(column, before, arrays.experts[:, column])
+            before, chosen = None, arrays.chosen(column)
+            if column and column != arrays.encoder:
+                before, chosen = arrays.successive(column - 1)
+            tables.add(column, before, chosen)
         return tables
 
     def add(self, column: int, before: Choices | None, chosen: Choices) -> None:

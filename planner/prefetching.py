@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.documents import LayerPolicy, Plan
-from planner.predictor_report import halves, steps_of, tables_of
+from planner.predictor_report import check_judgeable, halves, steps_of, tables_of
 from planner.predictors import Predictor, Seen, best, make_predictor
 from planner.profiles import Profile
 
@@ -39,7 +39,10 @@ def choose_predictors(plan: Plan, profile: Profile, seed: int = 0) -> Plan:
     ------
     OptionError
         If the profile has fewer than two sequences.
+    UnsupportedError
+        If the model has an encoder.
     """
+    check_judgeable(profile.routing)
     fitted, judged = halves(profile.routing.sequences, seed)
     arrays, policy = profile.arrays, plan.policy
     tables = tables_of(arrays, fitted, profile.routing.experts)

@@ -90,4 +90,14 @@ def assemble(profile: Profile) -> Profile:
     ):
         if needed and kind not in costs.curves:
             raise DocumentError(f"{folder / 'costs.json'}: curves: no curve for {kind}")
+    if model.encoder and costs.cross_decode is None:
+        raise DocumentError(
+            f"{folder / 'costs.json'}: cross_decode: no surface, though the model has an encoder"
+        )
+    encoders = sum(layer < model.encoder_depth for layer in routing.moe_layers)
+    if (routing.encoder or 0) != encoders:
+        raise DocumentError(
+            f"{folder / 'routing.json'}: encoder: {routing.encoder or 0} MoE layers are an "
+            f"encoder's, the model has {encoders}"
+        )
     return profile

@@ -48,6 +48,9 @@ class TraceArrays:
     ahead
         uint16 [tokens, moe_layers, top_k]: what each layer's router says of the hidden state that
         the MoE layer before routed (of the first: 0); None where nobody asked it.
+    encoder
+        MoE layers of an encoder, the first ones, whose routers tokens of phase 0 met alone, and
+        tokens of phase 1 did not; 0 in most models, in which every token met all.
     """
 
     experts: npt.NDArray[np.uint16]
@@ -55,6 +58,36 @@ class TraceArrays:
     position: npt.NDArray[np.int32]
     phase: npt.NDArray[np.uint8]
     ahead: npt.NDArray[np.uint16] | None = None
+    encoder: int = 0
+
+    def met(self, column: int) -> npt.NDArray[np.bool_]:
+        """[tokens]: which of them met the router of a MoE layer."""
+        if not self.encoder:
+            return np.ones(len(self.phase), dtype=np.bool_)
+        mask: npt.NDArray[np.bool_] = (self.phase == 0) == (column < self.encoder)
+        return mask
+
+    def chosen(self, column: int) -> npt.NDArray[np.uint16]:
+        """What those chose there, [tokens that met it, top_k]."""
+        return self.experts[self.met(column), column] if self.encoder else self.experts[:, column]
+
+    def successive(self, column: int) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint16]]:
+        """What the same tokens chose in a MoE layer and in the next, both [tokens, top_k]; of none
+        between an encoder's last and a decoder's first."""
+        if column + 1 == self.encoder:
+            return self.experts[:0, column], self.experts[:0, column]
+        return self.chosen(column), self.chosen(column + 1)
+
+    def take(self, rows: npt.NDArray[Any]) -> TraceArrays:
+        """Some of the tokens."""
+        return TraceArrays(
+            self.experts[rows],
+            self.sequence[rows],
+            self.position[rows],
+            self.phase[rows],
+            None if self.ahead is None else self.ahead[rows],
+            self.encoder,
+        )
 
 
 def trace_bytes(arrays: TraceArrays) -> bytes:
@@ -87,6 +120,7 @@ def trace_document(
         top_k=arrays.experts.shape[2],
         arrays_file="routing.npz",
         arrays_hash=hashlib.sha256(data).hexdigest(),
+        encoder=arrays.encoder or None,
     )
 
 
@@ -158,7 +192,8 @@ def read_arrays(trace: RoutingTrace, data: bytes, where: str, beside: str) -> Tr
             file = np.load(io.BytesIO(data), allow_pickle=False)
             with file:
                 there = [name for name in (*_ARRAYS, _OPTIONAL) if name in file.files]
-                arrays = TraceArrays(**{name: file[name] for name in there})
+                found = {name: file[name] for name in there}
+            arrays = TraceArrays(**found, encoder=trace.encoder or 0)
             fault = _fault(trace, arrays)
     except FAULTS as error:
         line = " ".join(str(error).split())
@@ -222,31 +257,47 @@ def _fault(trace: RoutingTrace, arrays: TraceArrays) -> str | None:
         return "position does not ascend inside a sequence"
     if len(np.unique(arrays.sequence)) != trace.sequences:
         return f"holds {len(np.unique(arrays.sequence))} sequences, not {trace.sequences}"
+    return _fault_of_sides(arrays)
+
+
+def _fault_of_sides(arrays: TraceArrays) -> str | None:
+    """Likewise, of a model with an encoder."""
+    if not arrays.encoder:
+        return None
+    if arrays.ahead is not None:
+        return "holds what routers say ahead, which nobody asks with an encoder"
+    for column in range(arrays.experts.shape[1]):
+        if arrays.experts[~arrays.met(column), column].any():
+            return "names experts of a router that a token of the other side has not met"
+    for phase, side in ((0, "encoder"), (1, "decoder")):
+        if not np.isin(arrays.sequence, arrays.sequence[arrays.phase == phase]).all():
+            return f"a sequence has no token of the {side}"
     return None
 
 
 def popularity(arrays: TraceArrays, expert_count: int) -> npt.NDArray[np.float64]:
     """Share of choices that fall on each expert: [moe_layers, experts], rows sum to 1."""
-    _, layers, top_k = arrays.experts.shape
+    layers = arrays.experts.shape[1]
     counts = np.stack(
         [
-            np.bincount(arrays.experts[:, layer].ravel(), minlength=expert_count)
+            np.bincount(arrays.chosen(layer).ravel(), minlength=expert_count)
             for layer in range(layers)
         ]
     )
-    shares: npt.NDArray[np.float64] = counts / max(len(arrays.sequence) * top_k, 1)
+    shares: npt.NDArray[np.float64] = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     return shares
 
 
 def coactivation(arrays: TraceArrays, expert_count: int) -> npt.NDArray[np.float64]:
     """P(f chosen in the next MoE layer / e chosen in this one): [moe_layers - 1, E, E].
 
-    Klotski (arXiv 2502.06888), section 6: the correlation table.
+    Klotski (arXiv 2502.06888), section 6: the correlation table. 0 from an encoder's last to a
+    decoder's first, as no token meets both.
     """
     _, layers, _ = arrays.experts.shape
     table: npt.NDArray[np.float64] = np.zeros((max(layers - 1, 0), expert_count, expert_count))
     for layer in range(layers - 1):
-        here, following = arrays.experts[:, layer], arrays.experts[:, layer + 1]
+        here, following = arrays.successive(layer)
         pairs = here[:, :, None].astype(np.int64) * expert_count + following[:, None, :]
         joint = np.bincount(pairs.ravel(), minlength=expert_count**2)
         chosen = np.bincount(here.ravel(), minlength=expert_count)

@@ -162,11 +162,12 @@ def trace_source(trace: RoutingTrace, arrays: TraceArrays, where: str) -> Routin
     row = np.cumsum(np.diff(arrays.sequence, prepend=arrays.sequence[:1]) != 0)
     counts = np.zeros((len(starts), len(trace.moe_layers), trace.experts), dtype=np.int64)
     for layer in range(len(trace.moe_layers)):
+        chosen, of = arrays.chosen(layer), row[arrays.met(layer)]
         for rank in range(trace.top_k):
-            np.add.at(counts[:, layer], (row, arrays.experts[:, layer, rank]), 1)
+            np.add.at(counts[:, layer], (of, chosen[:, rank]), 1)
     joint = np.zeros((len(trace.moe_layers) - 1, trace.experts, trace.experts))
     for layer in range(len(joint)):
-        here, after = arrays.experts[:, layer], arrays.experts[:, layer + 1]
+        here, after = arrays.successive(layer)
         pairs = (np.repeat(here, trace.top_k, axis=1), np.tile(after, (1, trace.top_k)))
         np.add.at(joint[layer], pairs, 1.0 / trace.top_k)
     return RoutingSource(

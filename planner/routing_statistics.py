@@ -38,23 +38,24 @@ def activated(arrays: TraceArrays, expert_count: int, tokens: tuple[int, ...]) -
     Parameters
     ----------
     arrays
-        The trace; the N tokens are any N of it, drawn without putting back.
+        The trace; the N tokens are any N that met the layer's router, drawn without putting back.
     expert_count
         Experts of a layer.
     tokens
-        The sizes N, none larger than the trace.
+        The sizes N, none larger than the tokens that met a router.
 
     Returns
     -------
     float64 [sizes, layers]
         1 - C(T - c, N) / C(T, N) of an expert that c of T tokens chose, as a mean over experts.
     """
-    total, layers, _ = arrays.experts.shape
+    layers = arrays.experts.shape[1]
     found = np.zeros((len(tokens), layers))
     for layer in range(layers):
-        chosen = np.bincount(arrays.experts[:, layer].ravel(), minlength=expert_count)
+        asked = arrays.chosen(layer)
+        chosen = np.bincount(asked.ravel(), minlength=expert_count)
         for row, size in enumerate(tokens):
-            missed = [_missed(total, int(count), size) for count in chosen]
+            missed = [_missed(len(asked), int(count), size) for count in chosen]
             found[row, layer] = 1 - sum(missed) / expert_count
     return found
 
@@ -69,7 +70,7 @@ def _missed(total: int, count: int, size: int) -> float:
 
 def pairs(arrays: TraceArrays, expert_count: int, layer: int) -> Floats:
     """P(f chosen, too / e chosen) for one token in one layer: [experts, experts], 0 for e = f."""
-    chosen = arrays.experts[:, layer].astype(np.int64)
+    chosen = arrays.chosen(layer).astype(np.int64)
     keys = chosen[:, :, None] * expert_count + chosen[:, None, :]
     joint = np.bincount(keys.ravel(), minlength=expert_count**2)
     table = joint.reshape(expert_count, expert_count).astype(np.float64)
@@ -99,16 +100,15 @@ def information(following: Floats, shares: Floats, top_k: int) -> float:
 def drift(arrays: TraceArrays, expert_count: int) -> Floats | None:
     """[layers]: total variation between popularity in prefill and in decode, from 0 (alike) to 1.
 
-    None where one of the two is missing.
+    None where one of the two is missing, or, as with an encoder, no layer has both.
     """
+    if arrays.encoder:
+        return None
     parts = []
     for phase in (0, 1):
         mask = arrays.phase == phase
         if not mask.any():
             return None
-        part = TraceArrays(
-            arrays.experts[mask], arrays.sequence[mask], arrays.position[mask], arrays.phase[mask]
-        )
-        parts.append(popularity(part, expert_count))
+        parts.append(popularity(arrays.take(mask), expert_count))
     apart: Floats = np.abs(parts[0] - parts[1]).sum(axis=1) / 2
     return apart

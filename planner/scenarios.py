@@ -87,12 +87,20 @@ class Sequences:
         without decode tokens lends its prefill tokens, and the other way round.
     expert_count
         Experts of a layer.
+    encoder
+        MoE layers of an encoder, the first ones; 0 in most models. With one, ``prefill`` are the
+        tokens that it met, and ``decode`` those of the decoder.
+    begin
+        With an encoder, the token of each sequence that its decoder begins with; it is none of
+        ``decode`` where others are.
     """
 
     experts: npt.NDArray[np.uint16]
     prefill: tuple[tuple[int, int], ...]
     decode: tuple[tuple[int, int], ...]
     expert_count: int
+    encoder: int = 0
+    begin: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, arrays: TraceArrays, expert_count: int) -> Sequences:
@@ -108,13 +116,23 @@ class Sequences:
         borders = np.flatnonzero(np.diff(arrays.sequence)) + 1
         starts = [0, *borders.tolist()]
         ends = [*borders.tolist(), len(arrays.sequence)]
-        prefill, decode = [], []
+        prefill, decode, begin = [], [], []
         for start, end in zip(starts, ends, strict=True):
             split = start + int((arrays.phase[start:end] == 0).sum())
             first, second = (start, split - start), (split, end - split)
+            if arrays.encoder:
+                begin.append(split)
+                second = (split + 1, end - split - 1) if end > split + 1 else second
             prefill.append(first if first[1] else second)
             decode.append(second if second[1] else first)
-        return cls(arrays.experts, tuple(prefill), tuple(decode), expert_count)
+        return cls(
+            arrays.experts,
+            tuple(prefill),
+            tuple(decode),
+            expert_count,
+            arrays.encoder,
+            tuple(begin),
+        )
 
     @property
     def count(self) -> int:
@@ -122,13 +140,14 @@ class Sequences:
         return len(self.prefill)
 
     def token_shares(self, members: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """[moe_layers, experts]: probability that a decode token of a sequence chooses it."""
+        """[moe_layers, experts]: probability that a decode token of a sequence chooses it; 0 in an
+        encoder's layers, which it does not meet."""
         layers = self.experts.shape[1]
         shares: npt.NDArray[np.float64] = np.zeros((layers, self.expert_count))
         for member in members.tolist():
             start, length = self.decode[member]
-            chosen = self.experts[start : start + length].astype(np.int64)
-            shares += _count(chosen, self.expert_count) / length
+            chosen = self.experts[start : start + length, self.encoder :].astype(np.int64)
+            shares[self.encoder :] += _count(chosen, self.expert_count) / length
         return shares / len(members)
 
 
@@ -159,9 +178,11 @@ def draw_counts(
     """Tokens of each expert in each pass of one run: int32 [passes, moe_layers, experts].
 
     A group draws its sequences from ``members``, each once before any of them twice; each starts
-    at a random position, and wraps around where it is too short.
+    at a random position, and wraps around where it is too short. With an encoder, prefill has the
+    prompts' tokens in its layers, and in the decoder's each sequence's first token; decode has
+    nothing in the encoder's.
     """
-    layers = sequences.experts.shape[1]
+    layers, encoder = sequences.experts.shape[1], sequences.encoder
     counts = np.zeros((len(shapes), layers, sequences.expert_count), dtype=np.int32)
     drawn: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
     offsets: npt.NDArray[np.int64] = drawn
@@ -180,11 +201,15 @@ def draw_counts(
             spare = np.maximum(lengths - shape.context, 0) + 1
             places = (offsets % spare)[:, None] + np.arange(shape.context)[None, :]
             rows = starts[:, None] + places % lengths[:, None]
+            met = [(slice(encoder or None), rows.ravel())]
+            if encoder:
+                met.append((slice(encoder, None), np.array(sequences.begin)[drawn]))
         else:
-            rows = starts + (offsets + step) % lengths
+            met = [(slice(encoder, None), starts + (offsets + step) % lengths)]
             step += 1
-        chosen = sequences.experts[rows.ravel()].astype(np.int64)
-        counts[index] = _count(chosen, sequences.expert_count)
+        for columns, tokens in met:
+            chosen = sequences.experts[tokens, columns].astype(np.int64)
+            counts[index, columns] = _count(chosen, sequences.expert_count)
     return counts
 
 

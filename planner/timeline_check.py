@@ -71,7 +71,7 @@ def _fault(row: Event, plan: Plan, model: ModelSpec | None) -> tuple[str, str] |
         items = 1 << 16 if model is None else model.layers[row.layer].experts
     elif row.kind in ("head", "copy_head", "wait_head"):
         items = policy.head_tiles
-    elif row.kind == "attention":
+    elif row.kind in ("attention", "cross_attention"):
         items = policy.n_batches
     if not (0 <= row.item < items if items else row.item == -1):
         return "timeline_item", f"item {row.item} of {items}"

@@ -9,7 +9,6 @@ as they do in a run, so weights are as cold in the processor's caches as they ar
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ import torch
 
 from executor.closing import Closing
 from executor.device import Device
+from executor.encoder_decoder import EncoderDecoderState
 from executor.memory import Backend
 from executor.routing import RoutingLog
 from executor.runtime import Runtime
@@ -27,7 +27,7 @@ from executor.schedule import Schedule
 from executor.source import WeightSource
 from executor.units import Unit
 from planner.documents import Event
-from profiler.layout import BenchPlan, first_layers
+from profiler.layout import BenchPlan, bench_layers, first_layers
 
 __all__ = ["Bench", "Tokens", "assign_rows"]
 
@@ -142,8 +142,7 @@ class Bench(Closing):
     ) -> None:
         self.plan = plan
         self.model = first_layers(source.model, plan.layers)
-        part = copy.copy(source)
-        part.model = self.model
+        part = source.part(self.model, bench_layers(source.model, plan.layers))
         self._tokens = tokens
         with torch.inference_mode():
             self.device = Device(
@@ -213,6 +212,7 @@ class Bench(Closing):
         *,
         batch_size: int | None = None,
         head_tiles: int | None = 0,
+        prompt: int = 0,
     ) -> list[Event]:
         """One pass through the bench's layers; returns its events, copies too.
 
@@ -226,13 +226,21 @@ class Bench(Closing):
             Sequences of one batch; all of them if not given.
         head_tiles
             How many head tiles are computed; None for all, 0 for no head at all.
+        prompt
+            With an encoder, where sequences go on: tokens of the prompt of each.
         """
         device, index = self.device, self._passes
         total = sum(counts)
+        if isinstance(device.state, EncoderDecoderState) and prompt:
+            device.state.sources[: len(counts)] = [prompt] * len(counts)
         self._forced = [
-            assign_rows(total, spec.top_k, self.choice(layer), rows, 7 * index + layer).to(
-                device.device
-            )
+            assign_rows(
+                self._tokens_in(layer, counts),
+                spec.top_k,
+                self.choice(layer),
+                rows,
+                7 * index + layer,
+            ).to(device.device)
             if spec.experts
             else torch.empty(0)
             for layer, spec in enumerate(self.model.layers)
@@ -253,6 +261,13 @@ class Bench(Closing):
                 self._transfers.enter(index, self.plan.layers)
         self._passes += 1
         return self._recorder.take()
+
+    def _tokens_in(self, layer: int, counts: list[int]) -> int:
+        """Tokens that a layer computes; an encoder has all but the last of each sequence."""
+        depth = self.model.encoder_depth
+        if not depth:
+            return sum(counts)
+        return sum(counts) - len(counts) if layer < depth else len(counts)
 
     def _embedded(self, total: int, *, decode: bool) -> list[int]:
         """A pass's tokens; of their rows those are kept that a run would have kept by then."""

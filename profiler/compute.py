@@ -37,24 +37,31 @@ class Cell:
     """One kind of pass.
 
     ``prompt_tokens`` is None for decode, where each sequence has one new token and ``context``
-    positions in sight; in prefill ``context`` is the prompt.
+    positions in sight; in prefill ``context`` is the prompt. With an ``encoder``, ``context`` in
+    decode is the length of the prompt, and of what lies in the decoder's sight, too.
     """
 
     sequences: int
     prompt_tokens: int | None
     context: int
+    encoder: bool = False
 
     @property
     def tokens(self) -> int:
-        """Tokens of the pass."""
+        """Tokens of the pass (with an encoder, of its prompts)."""
         return self.sequences * (self.prompt_tokens or 1)
 
     @property
     def workload(self) -> Workload:
         """What a device must have room for."""
         if self.prompt_tokens is None:
-            return Workload(self.sequences, 1, self.context)
+            return Workload(self.sequences, self.behind or 1, self.context)
         return Workload(self.sequences, self.prompt_tokens, 1)
+
+    @property
+    def behind(self) -> int:
+        """Prompt tokens of each sequence that an encoder has computed in an earlier pass."""
+        return self.context if self.encoder and self.prompt_tokens is None else 0
 
     def counts(self) -> tuple[list[int], list[int]]:
         """Tokens of each sequence in the pass, and before it.
@@ -62,16 +69,19 @@ class Cell:
         In decode sequences are of unequal length, as real prompts are.
         """
         if self.prompt_tokens is not None:
-            return [self.prompt_tokens] * self.sequences, [0] * self.sequences
+            # with an encoder the last token is the one that the decoder begins with
+            return [self.prompt_tokens + self.encoder] * self.sequences, [0] * self.sequences
         ragged = [self.context - 1 - index % 4 for index in range(self.sequences)]
-        return [1] * self.sequences, [max(past, 1) for past in ragged]
+        return [1] * self.sequences, [self.behind + max(past, 1) for past in ragged]
 
 
 def decode_cells(model: ModelSpec) -> Iterator[list[Cell]]:
     """Decode passes: for each context the sequences, smallest first."""
-    contexts = [length for length in _CONTEXTS if length < model.max_context]
+    # behind an encoder, of prompts too
+    wanted = (_PROMPTS[0], *_CONTEXTS) if model.encoder else _CONTEXTS
+    contexts = [length for length in wanted if length < model.max_context]
     for context in contexts or [model.max_context]:
-        yield [Cell(sequences, None, context) for sequences in _SEQUENCES]
+        yield [Cell(sequences, None, context, bool(model.encoder)) for sequences in _SEQUENCES]
 
 
 def prefill_cells(model: ModelSpec, most_tokens: int) -> Iterator[list[Cell]]:
@@ -79,7 +89,7 @@ def prefill_cells(model: ModelSpec, most_tokens: int) -> Iterator[list[Cell]]:
     prompts = [length for length in _PROMPTS if length <= model.max_context]
     for prompt in prompts or [model.max_context]:
         yield [
-            Cell(sequences, prompt, prompt)
+            Cell(sequences, prompt, prompt, bool(model.encoder))
             for sequences in _PREFILL_SEQUENCES
             if sequences * prompt <= most_tokens or sequences == 1
         ]
@@ -103,7 +113,9 @@ def measure_cell(
             (*sizes[shift:], *sizes[:shift]),
             key=lambda rows: len(samples.by_rows.get(("expert", rows), ())),
         )
-        events = bench.run(counts, past, rows, head_tiles=min(tiles, HEAD_TILES))
+        events = bench.run(
+            counts, past, rows, head_tiles=min(tiles, HEAD_TILES), prompt=cell.behind
+        )
         if turn == 0:
             continue
         add_pass(
@@ -114,6 +126,7 @@ def measure_cell(
             context=cell.context,
             head_tiles=tiles,
             expert_rows=frozenset((rows,)),
+            encoder=bench.model.encoder_depth,
         )
         spent = time.perf_counter_ns() - begun
         # a pass that alone takes longer than its time is made twice, in the next round again

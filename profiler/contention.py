@@ -80,7 +80,7 @@ def _turn(bench: Bench, cell: Cell, rows: int, passes: int, *, on: bool) -> Turn
     compute: list[Event] = []
     copies: list[Event] = []
     for turn in range(passes + 1):
-        events = bench.run(counts, past, rows)
+        events = bench.run(counts, past, rows, prompt=cell.behind)
         if turn == 0:
             # the channel fills its slots at first, whatever compute does
             continue

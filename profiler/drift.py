@@ -13,7 +13,7 @@ from pathlib import Path
 
 from executor.backends import make_backend
 from executor.source import open_weights
-from planner.documents import CostProfile, Hardware, Plan, Predicted
+from planner.documents import CostProfile, Hardware, Plan, Predicted, Surface
 from planner.encode import schedule_of
 from planner.predict import predict
 from planner.profiles import Profile
@@ -93,8 +93,14 @@ def drifted(profile: Profile, drift: Drift) -> Profile:
         curves={kind: scaled_curve(curve, drift.compute) for kind, curve in costs.curves.items()},
         attention_decode=scaled_surface(costs.attention_decode, drift.compute),
         attention_prefill=scaled_surface(costs.attention_prefill, drift.compute),
+        cross_decode=_scaled(costs.cross_decode, drift.compute),
+        cross_prefill=_scaled(costs.cross_prefill, drift.compute),
     )
     return replace(profile, hardware=hardware, costs=changed)
+
+
+def _scaled(surface: Surface | None, ratio: float) -> Surface | None:
+    return None if surface is None else scaled_surface(surface, ratio)
 
 
 def predicted_now(plan: Plan, profile: Profile, drift: Drift) -> Predicted:

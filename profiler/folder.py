@@ -16,7 +16,6 @@ from executor.source import WeightSource, open_weights
 from executor.tokenizer import load_tokenizer
 from planner.documents import ModelSpec, ProfileIndex, RoutingTrace
 from planner.files import exists, read_regular
-from planner.offline import check_plannable
 from profiler.bench import Tokens
 from profiler.measure import Effort, Measurement
 from profiler.prompts import bundled_prompts
@@ -222,7 +221,11 @@ def _runnable(source: WeightSource) -> ModelSpec:
     model = source.model
     if model.dtype not in DTYPES:
         raise UnsupportedError(f"{model.name}: weights of type {model.dtype} cannot be run yet")
-    check_plannable(model)
+    depth = model.encoder_depth
+    if depth and not any(layer.experts for layer in model.layers[depth:]):
+        raise UnsupportedError(f"{model.name}: a decoder without experts cannot be profiled yet")
+    if depth and not any(layer.experts for layer in model.layers[:depth]):
+        raise UnsupportedError(f"{model.name}: an encoder without experts cannot be profiled yet")
     return model
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from executor.device import DTYPES
 from planner.documents import LayerPolicy, ModelSpec, Policy, Workload
 from planner.memory import account_device, default_head_tiling
+from planner.sides import parts_of
 
-__all__ = ["HEAD_TILES", "BenchPlan", "Layout", "first_layers"]
+__all__ = ["HEAD_TILES", "BenchPlan", "Layout", "bench_layers", "first_layers"]
 
 HEAD_TILES = 3
 """Head tiles on a bench, where there are more: all of them cost the same."""
@@ -22,7 +23,7 @@ class BenchPlan:
     Attributes
     ----------
     layers
-        How many of the model's first layers.
+        How many of the model's layers: see ``bench_layers``.
     moe_layer
         The first of them that has experts.
     policy, workload
@@ -35,9 +36,27 @@ class BenchPlan:
     workload: Workload
 
 
+def bench_layers(model: ModelSpec, count: int) -> tuple[int, ...]:
+    """Which ``count`` layers lie on a bench: the first ones; with an encoder those of both sides,
+    as evenly as they go."""
+    depth, whole = model.encoder_depth, len(model.layers)
+    if not depth:
+        return tuple(range(count))
+    encoder = min(max(-(-count // 2), count - (whole - depth)), depth)
+    return (*range(encoder), *range(depth, depth + count - encoder))
+
+
 def first_layers(model: ModelSpec, layers: int) -> ModelSpec:
-    """The model with its first layers only."""
-    return dataclasses.replace(model, layers=model.layers[:layers])
+    """The model with its first layers only (of each side, with an encoder)."""
+    chosen = bench_layers(model, layers)
+    return dataclasses.replace(
+        model,
+        layers=tuple(
+            dataclasses.replace(model.layers[layer], index=index)
+            for index, layer in enumerate(chosen)
+        ),
+        encoder=sum(layer < model.encoder_depth for layer in chosen) or None,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +121,13 @@ class Layout:
 
     @property
     def _least_layers(self) -> int:
-        """As many of the first layers as show every kind of layer that the model has."""
-        kinds = [(layer.experts > 0, layer.mlp_bytes > 0) for layer in self.model.layers]
-        return max(kinds.index(kind) for kind in set(kinds)) + 1
+        """As few layers of a bench as show every kind of layer that the model has."""
+        model = self.model
+        every = {parts_of(model, layer.index) for layer in model.layers}
+        count = len(every)
+        while {parts_of(model, layer) for layer in bench_layers(model, count)} != every:
+            count += 1
+        return count
 
     @property
     def _most_experts(self) -> int:
@@ -117,9 +140,10 @@ class Layout:
         With less, the same few weights would be used over and over and stay in the processor's
         caches, as they do not in a run.
         """
-        layers = list(zip(self.model.layers, bench.policy.layers, strict=False))
+        layers = first_layers(self.model, bench.layers).layers
         held = sum(
-            spec.dense_bytes + len(chosen.resident) * spec.expert_bytes for spec, chosen in layers
+            spec.dense_bytes + len(chosen.resident) * spec.expert_bytes
+            for spec, chosen in zip(layers, bench.policy.layers, strict=True)
         )
         whole = sum(layer.total_bytes for layer in self.model.layers)
         return held * 5 >= min(self.memory_bytes, whole) * 2
@@ -135,7 +159,7 @@ class Layout:
         """A bench of so many layers, with at most so many resident experts in each."""
         rows, tiles = default_head_tiling(self.model, DTYPES[self.model.dtype].itemsize)
         chosen = []
-        for layer in self.model.layers[:layers]:
+        for layer in first_layers(self.model, layers).layers:
             count = min(experts, layer.experts // 2 if self.stream else layer.experts)
             rest = tuple(range(count, layer.experts)) if self.stream else ()
             chosen.append(LayerPolicy(True, tuple(range(count)), rest))

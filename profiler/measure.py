@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import get_args
@@ -19,6 +19,7 @@ from planner.documents import (
     Curve,
     Hardware,
     ModelSpec,
+    Surface,
     Workload,
     document_hash,
 )
@@ -201,7 +202,12 @@ class Measurement:
 
     def _contention_tasks(self) -> list[Task]:
         tasks = []
-        for cell, rows in ((Cell(1, None, 32), 1), (Cell(16, None, 32), 4), (Cell(8, 32, 32), 128)):
+        both = bool(self.model.encoder)
+        for cell, rows in (
+            (Cell(1, None, 32, both), 1),
+            (Cell(16, None, 32, both), 4),
+            (Cell(8, 32, 32, both), 128),
+        ):
             plan = self._streaming(cell)
             if plan is None:
                 continue
@@ -281,6 +287,8 @@ class Measurement:
             curves=curves,
             attention_decode=fit_surface(self.samples.decode),
             attention_prefill=fit_surface(self.samples.prefill),
+            cross_decode=_surface(self.samples.cross_decode),
+            cross_prefill=_surface(self.samples.cross_prefill),
             copy_slowdown=ratios.copy_slowdown,
             compute_slowdown=ratios.compute_slowdown,
             reference_ns=drifting(self.reference.samples, self.reference.at_once),
@@ -334,7 +342,8 @@ class Measurement:
         while low < high:
             middle = (low + high) // 2
             layout = Layout(self.model, middle)
-            smallest = [Cell(1, None, 32), Cell(1, 8, 8)]
+            both = bool(self.model.encoder)
+            smallest = [Cell(1, None, 32, both), Cell(1, 8, 8, both)]
             if all(layout.plan(cell.workload) is not None for cell in smallest):
                 high = middle
             else:
@@ -344,6 +353,10 @@ class Measurement:
             f"the smallest budget that works is {low:,} bytes",
             low,
         )
+
+
+def _surface(samples: Mapping[tuple[int, int], Sequence[int]]) -> Surface | None:
+    return fit_surface(samples) if samples else None
 
 
 def _fitting(layout: Layout, cells: Sequence[Cell]) -> tuple[Sequence[Cell], BenchPlan | None]:

@@ -12,12 +12,25 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal, get_args
 
-from planner.documents import CostProfile, Curve, Event
+from planner.documents import CostProfile, Curve, Event, Surface
 from planner.memory import EXPERT_TILE_ROWS
 from profiler.contention import Turn, beside
 
-__all__ = ["Observed", "alone_ns", "between_passes_ns", "turns_of"]
+__all__ = [
+    "SURFACES",
+    "Observed",
+    "SurfaceName",
+    "alone_ns",
+    "between_passes_ns",
+    "surface_of",
+    "turns_of",
+]
+
+SurfaceName = Literal["attention_decode", "attention_prefill", "cross_decode", "cross_prefill"]
+SURFACES: tuple[SurfaceName, ...] = get_args(SurfaceName)
+"""Costs of attention."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,8 @@ class Observed:
         Tiles of the whole head.
     uniform
         Whether all prompts are about as long: only then prefill's attention can be compared.
+    encoder
+        Layers that are an encoder's, the first ones.
     """
 
     events: tuple[Event, ...]
@@ -43,21 +58,36 @@ class Observed:
     prompt_tokens: int
     head_tiles: int
     uniform: bool = False
+    encoder: int = 0
 
     def phase(self, event: Event) -> str:
         """Which phase an event belongs to."""
         return "decode" if event.pass_index % self.passes else "prefill"
 
 
+def surface_of(run: Observed, event: Event) -> tuple[SurfaceName, int, int] | None:
+    """Which of the costs' surfaces speaks of an attention, and at which point; None: none does."""
+    step = event.pass_index % run.passes
+    if event.kind == "cross_attention":
+        if step:
+            return "cross_decode", event.rows, run.prompt_tokens
+        return ("cross_prefill", event.rows, run.prompt_tokens) if run.uniform else None
+    if event.kind != "attention":
+        return None
+    if run.encoder and event.layer >= run.encoder:
+        return "attention_decode", event.rows, step + 1
+    if step:
+        return "attention_decode", event.rows, run.prompt_tokens + step
+    sequences = -(-event.rows // run.prompt_tokens)
+    return ("attention_prefill", sequences, run.prompt_tokens) if run.uniform else None
+
+
 def alone_ns(costs: CostProfile, run: Observed, event: Event) -> int | None:
     """What the curves say of an operation with nothing beside it; None where they say nothing."""
-    if event.kind == "attention":
-        step = event.pass_index % run.passes
-        if step:
-            return costs.attention_decode(event.rows, run.prompt_tokens + step)
-        sequences = -(-event.rows // run.prompt_tokens)
-        surface = costs.attention_prefill
-        return surface(sequences, run.prompt_tokens) if run.uniform else None
+    if event.kind in ("attention", "cross_attention"):
+        named = surface_of(run, event)
+        surface: Surface | None = None if named is None else getattr(costs, named[0])
+        return None if named is None or surface is None else surface(*named[1:])
     curve: Curve | None = costs.curves.get(event.kind)  # type: ignore[call-overload]
     if curve is None:
         return None

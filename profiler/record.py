@@ -152,7 +152,8 @@ def record_routing(
     most_groups
         Prompts are run in groups; no more than so many.
     ahead
-        Keep, too, what each router says one MoE layer ahead, if all dense parts fit.
+        Keep, too, what each router says one MoE layer ahead, if all dense parts fit; with an
+        encoder nobody is asked.
     backend
         Kind of device; the CPU if not given.
 
@@ -183,7 +184,8 @@ def record_routing(
             need,
         )
     policy, workload = found
-    ahead = ahead and all(layer.dense_resident for layer in policy.layers)
+    stay = all(layer.dense_resident for layer in policy.layers)
+    ahead = ahead and stay and not model.encoder
     with torch.inference_mode():
         device = Device(source, policy, workload, memory_bytes, backend=backend)
     begun = time.monotonic()
@@ -207,7 +209,9 @@ def record_routing(
         tokens += [token for step in zip(*run.results, strict=True) for token in step]
         events = events or tuple(run.recorder.timeline().events())
     alike = len({len(tokens) for tokens in prompts[: workload.requests]}) == 1
-    observed = Observed(events, new_tokens, longest, policy.head_tiles, uniform=alike)
+    observed = Observed(
+        events, new_tokens, longest, policy.head_tiles, uniform=alike, encoder=model.encoder_depth
+    )
     return Recording(_joined(parts, workload.requests), tuple(tokens), observed)
 
 
@@ -222,4 +226,5 @@ def _joined(parts: Sequence[TraceArrays], group: int) -> TraceArrays:
         np.concatenate([part.position for part in parts]),
         np.concatenate([part.phase for part in parts]),
         np.concatenate(looked) if len(looked) == len(parts) else None,
+        parts[0].encoder,
     )

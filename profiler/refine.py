@@ -11,6 +11,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from planner.comparable import disk_pace, pace_words
 from planner.documents import (
@@ -26,7 +27,7 @@ from planner.profiles import Profile
 from profiler.contention import beside
 from profiler.correct import corrected, scaled_channel, scaled_surface, weight
 from profiler.curves import figure
-from profiler.observed import Observed, alone_ns
+from profiler.observed import SURFACES, Observed, SurfaceName, alone_ns, surface_of
 from solvers.errors import OptionError, StaleError
 
 __all__ = ["Refined", "Step", "check_source", "observed", "refine"]
@@ -131,9 +132,10 @@ def check_source(profile: Profile, trace: Trace) -> None:
         )
 
 
-def observed(trace: Trace) -> Observed:
+def observed(trace: Trace, encoder: int = 0) -> Observed:
     """The kept passes of a run that are prefill or decode alone: the first, and those of one token
-    a sequence. Passes in which some sequences begin while others go on are left out.
+    a sequence. Passes in which some sequences begin while others go on are left out. Of the model's
+    layers the first ``encoder`` are an encoder's.
 
     Raises
     ------
@@ -150,9 +152,11 @@ def observed(trace: Trace) -> Observed:
     return Observed(
         tuple(event for event in events if event.pass_index in kept),
         max(kept) + 1,
-        -(-tokens[0] // alive[0]),
+        # a decoder behind an encoder is fed one token of each at once
+        -(-tokens[0] // alive[0]) - (encoder > 0),
         tiles,
         uniform=True,
+        encoder=encoder,
     )
 
 
@@ -172,7 +176,8 @@ def refine(profile: Profile, trace: Trace) -> Refined:
         As ``check_source`` and ``observed``.
     """
     check_source(profile, trace)
-    run, costs, chunk = observed(trace), profile.costs, trace.chunk_bytes or 1
+    depth = profile.model.encoder_depth
+    run, costs, chunk = observed(trace, depth), profile.costs, trace.chunk_bytes or 1
     # all kinds of unit alike, as they nearly are
     share = profile.model.stored_share("expert")
     seen = _computed(costs, run)
@@ -309,19 +314,17 @@ def _refit(costs: CostProfile, run: Observed, seen: Sequence[_Seen]) -> CostProf
         ]
         if samples:
             curves[kind] = corrected(curve, samples, longer=kind not in _TILED)
-    return replace(
-        costs,
-        curves=curves,
-        attention_decode=_rescaled(costs, run, seen, "decode"),
-        attention_prefill=_rescaled(costs, run, seen, "prefill"),
-    )
+    surfaces: dict[str, Any] = {name: _rescaled(costs, run, seen, name) for name in SURFACES}
+    return replace(costs, curves=curves, **surfaces)
 
 
-def _rescaled(costs: CostProfile, run: Observed, seen: Sequence[_Seen], phase: str) -> Surface:
-    """Attention in one phase: all of it by one ratio, since a run has but one batch size."""
-    surface = costs.attention_decode if phase == "decode" else costs.attention_prefill
-    own = [one for one in seen if one.event.kind == "attention" and one.phase == phase]
-    if not own:
+def _rescaled(
+    costs: CostProfile, run: Observed, seen: Sequence[_Seen], name: SurfaceName
+) -> Surface | None:
+    """All of a surface by one ratio, since a run has but one batch size."""
+    surface: Surface | None = getattr(costs, name)
+    own = [one for one in seen if (surface_of(run, one.event) or ("",))[0] == name]
+    if surface is None or not own:
         return surface
     said = sum(alone_ns(costs, run, one.event) or 0 for one in own)
     ratio = (sum(one.alone_ns for one in own) / said) ** weight(len(own))

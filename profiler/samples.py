@@ -31,11 +31,16 @@ class PassSamples:
         By operation kind and rows.
     decode, prefill
         Attention, by (sequences of a batch, context) and by (sequences of a batch, prompt tokens).
+        With an encoder, ``decode`` is a decoder's to its own tokens.
+    cross_decode, cross_prefill
+        A decoder's attention to its prompts, both by (sequences of a batch, prompt tokens).
     """
 
     by_rows: defaultdict[tuple[str, int], list[int]] = field(default_factory=_lists)
     decode: defaultdict[tuple[int, int], list[int]] = field(default_factory=_grid)
     prefill: defaultdict[tuple[int, int], list[int]] = field(default_factory=_grid)
+    cross_decode: defaultdict[tuple[int, int], list[int]] = field(default_factory=_grid)
+    cross_prefill: defaultdict[tuple[int, int], list[int]] = field(default_factory=_grid)
 
     def rows(self, kind: str) -> dict[int, list[int]]:
         """Durations of one kind by rows."""
@@ -51,6 +56,7 @@ def add_pass(
     context: int,
     head_tiles: int,
     expert_rows: frozenset[int],
+    encoder: int = 0,
 ) -> None:
     """Take one pass's events into ``samples``.
 
@@ -68,6 +74,9 @@ def add_pass(
         Tiles of the whole head: where a pass computed only some, the rest are taken to be alike.
     expert_rows
         Only experts with so many rows are kept; the others took what was left over.
+    encoder
+        Layers that are an encoder's, the first ones; in a prefill pass the others see one token
+        of their own.
     """
     head: list[Event] = []
     for event in events:
@@ -75,8 +84,15 @@ def add_pass(
         if event.kind == "attention":
             if prompt_tokens is None:
                 samples.decode[batch_size, context].append(duration)
+            elif encoder and event.layer >= encoder:
+                samples.decode[batch_size, 1].append(duration)
             else:
                 samples.prefill[batch_size, prompt_tokens].append(duration)
+        elif event.kind == "cross_attention":
+            if prompt_tokens is None:
+                samples.cross_decode[batch_size, context].append(duration)
+            else:
+                samples.cross_prefill[batch_size, prompt_tokens].append(duration)
         elif event.kind == "head":
             head.append(event)
         elif event.kind == "expert":

@@ -134,10 +134,13 @@ def _recorded(path: Path, experts: int, top_k: int) -> Target:
     shares = _capped(np.maximum(curves, 1e-6), top_k)
     here, following = arrays.experts[:-1], arrays.experts[1:]
     beside = (np.diff(arrays.sequence) == 0) & (np.diff(arrays.position) == 1)
+    # [tokens, layers]: both of them met the layer's router
+    met = np.stack([arrays.met(column) for column in range(arrays.experts.shape[1])], axis=1)
+    both = met[:-1] & met[1:] & beside[:, None]
     base = _base(shares, top_k)
     persistence = base
-    if beside.any():
-        same = here[beside][..., :, None] == following[beside][..., None, :]
+    if both.any():
+        same = here[both][..., :, None] == following[both][..., None, :]
         repeated = float(same.any(axis=-1).mean())
         own = _base(descending, trace.top_k)
         persistence = base + max(repeated - own, 0.0) / max(1 - own, 1e-9) * (1 - base)

@@ -240,6 +240,7 @@ def plan(
     """
     from planner.check import check_plan
     from planner.looking_ahead import with_predictors
+    from planner.predictor_report import check_judgeable
     from planner.solve import SOLVERS, make_plan
 
     reporter = reporter_of(ctx)
@@ -268,6 +269,8 @@ def plan(
         host_memory=host_memory,
         profile_out=profile_out,
     )
+    if predictors:
+        check_judgeable(loaded.routing)
     here = functools.partial(make_plan, interruptible=True)
     planned = here if server is None else functools.partial(plan_at, server)
     with reporter.steps("plan") as steps:

@@ -48,13 +48,14 @@ def predictors(
     as_json: Json = False,
 ) -> None:
     """Hit rates of prefetch predictors, layer by layer, on sequences not used to fit them."""
-    from planner.predictor_report import halves, judge, tables_of
+    from planner.predictor_report import check_judgeable, halves, judge, tables_of
 
     reporter = reporter_of(ctx)
     check_outputs({"--html": html}, [profile, against])
     if html is not None:
         require_plotly()
     trace, arrays = _routing_of(profile)
+    check_judgeable(trace)
     named = trace.top_k if count is None else count
     if named > trace.experts:
         raise OptionError(f"--count {named}: a layer has only {trace.experts} experts")

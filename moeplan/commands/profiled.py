@@ -27,10 +27,14 @@ def _relative(curves: Sequence[Curve]) -> float:
 
 def _surfaces(made: Profile) -> dict[str, Surface]:
     costs = made.costs
-    return {
+    found = {
         "attention, prefill": costs.attention_prefill,
         "attention, decode": costs.attention_decode,
     }
+    if costs.cross_prefill is not None and costs.cross_decode is not None:
+        found["cross attention, prefill"] = costs.cross_prefill
+        found["cross attention, decode"] = costs.cross_decode
+    return found
 
 
 def _slowdowns(made: Profile) -> dict[str, Figure]:
@@ -97,7 +101,7 @@ def measured_table(made: Profile) -> Table:
     for channel in made.hardware.channels:
         add(channel.name, _channel_words(channel))
     for name, surface in _surfaces(made).items():
-        what = "prompts" if name.endswith("prefill") else "contexts"
+        what = "contexts" if name == "attention, decode" else "prompts"
         first, last = surface.second[0], surface.second[-1]
         most = surface.curves[-1].rows[-1]
         add(

@@ -15,7 +15,7 @@ from moeplan.options import optional_bandwidth, parse_bandwidth
 from moeplan.output import human_time
 from planner.documents import ExpertPlacement, load_document
 from planner.profiles import load_profile
-from solvers.errors import OptionError
+from solvers.errors import OptionError, UnsupportedError
 
 if TYPE_CHECKING:
     from planner.balance_simulator import LayerTimes
@@ -77,6 +77,11 @@ def simulate(
     document = load_document(ExpertPlacement, placement)
     model = found.model
     check_fits(document, model)
+    if model.encoder:
+        raise UnsupportedError(
+            f"{model.name}: an encoder-decoder cannot be simulated on many devices yet: its sides "
+            "compute different numbers of tokens in a pass"
+        )
     if (document.nodes > 1) != (inter_bandwidth is not None):
         raise OptionError(
             f"the placement is for {document.nodes} node{'s' if document.nodes > 1 else ''}: "

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field
 
 from planner.documents.base import (
     STRICT,
+    Added,
     Bytes,
     Document,
     Figure,
@@ -39,6 +40,7 @@ LEAST_SLOWDOWN = 0.5
 OperationKind = Literal[
     "embed",
     "attention",
+    "cross_attention",
     "router",
     "dense_mlp",
     "shared_expert",
@@ -165,7 +167,8 @@ class Surface:
     """Duration against two sizes: one curve over ``rows`` for each value of ``second``.
 
     For ``attention`` in decode: rows = sequences of a batch, second = context in tokens. In
-    prefill: rows = sequences of a batch, second = prompt tokens of each.
+    prefill: rows = sequences of a batch, second = prompt tokens of each. For ``cross_attention``:
+    the latter in either.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -223,7 +226,12 @@ class CostProfile(Document):
         scatter), ``combine`` (closing a layer), ``head`` (final norm and all head tiles' products;
         rows = sequences), ``sample``.
     attention_decode, attention_prefill
-        One layer's norms, attention and residual for one batch.
+        One layer's norms, attention and residual for one batch. With an encoder: ``prefill`` that
+        of its layers, ``decode`` that of a decoder's to its own tokens (their number is the
+        context), in the pass of the prompts, too.
+    cross_decode, cross_prefill
+        With an encoder: one decoder layer's attention to the prompts of one batch, by (sequences,
+        prompt tokens), and in the pass of the prompts, where it makes what it keeps of them.
     copy_slowdown, compute_slowdown
         Measured ratios >= 1: a copy while compute runs, compute while a copy runs.
     slowdown_by_kind
@@ -250,11 +258,15 @@ class CostProfile(Document):
     reference_ns: Figure
     slowdown_by_kind: Keyed[OperationKind, Figure] = field(default_factory=dict)
     prefill_slowdown_by_kind: Keyed[OperationKind, Figure] = field(default_factory=dict)
+    cross_decode: Added[Surface] = None
+    cross_prefill: Added[Surface] = None
 
     def __post_init__(self) -> None:
         missing = sorted(_ALWAYS_NEEDED - set(self.curves))
         if missing:
             raise ValueError(f"curves: no curve for {', '.join(missing)}")
+        if (self.cross_decode is None) != (self.cross_prefill is None):
+            raise ValueError("cross_decode and cross_prefill: one is there without the other")
         for name in ("copy_slowdown", "compute_slowdown"):
             if getattr(self, name).value < 1:
                 raise ValueError(f"{name} is below 1")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
-from planner.documents.base import Count, Document, Hash, Positive, Source
+from planner.documents.base import Added, Count, Document, Hash, Positive, Source
 
 __all__ = ["RoutingStats", "RoutingTrace"]
 
@@ -22,6 +22,10 @@ class RoutingTrace(Document):
     ``position`` int32 [tokens] (0-based in its sequence), ``phase`` uint8 [tokens] (0 prefill,
     1 decode). Rows are sorted by sequence, then position. ``ahead``, alike ``experts``, may be
     there, too: what each layer's router says of the hidden state of the MoE layer before.
+
+    Of a model with an encoder, ``encoder`` says how many of ``moe_layers`` are that one's, the
+    first ones. A prompt's token (phase 0) met their routers alone, a decoder's (phase 1; its start
+    token is the first, behind the prompt) the others alone; what it did not meet is 0.
     """
 
     kind: ClassVar[str] = "routing"
@@ -35,11 +39,14 @@ class RoutingTrace(Document):
     top_k: Positive
     arrays_file: str
     arrays_hash: Hash
+    encoder: Added[Positive] = None
 
     def __post_init__(self) -> None:
         _check_shape(self.moe_layers, self.experts, self.top_k)
         if self.sequences > self.tokens:
             raise ValueError(f"{self.sequences} sequences of only {self.tokens} tokens")
+        if self.encoder is not None and self.encoder >= len(self.moe_layers):
+            raise ValueError("encoder: no MoE layer is left to the decoder")
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ __all__ = ["Event", "EventKind", "ServedAs", "Timeline", "Trace", "TraceTotals"]
 EventKind = Literal[
     "embed",
     "attention",
+    "cross_attention",
     "write_kv",
     "router",
     "dense_mlp",
@@ -51,6 +52,7 @@ class Event(NamedTuple):
     ``layer`` is the number of layers for the head, and -1 for the embedding; ``item`` is the
     expert, the head tile or the batch, -1 for none; ``size_bytes`` is 0 for compute; ``rows`` is
     0 for copies.
+    ``cross_attention`` is a decoder's to its prompt, with what it makes to keep of a new one.
     ``write_kv`` takes what a layer's attention added to KV to the tier below.
     ``wait_*`` rows are the bubbles: compute idle inside a pass.
     """

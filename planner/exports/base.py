@@ -77,7 +77,8 @@ class Sources:
         Raises
         ------
         UnsupportedError
-            If they are not at hand, or the plan is for a store of quantized experts.
+            If they are not at hand, the plan is for a store of quantized experts, or the model has
+            an encoder.
         """
         if self.model is None or self.hardware is None:
             raise UnsupportedError("a plan alone does not say what its model is; give its profile")
@@ -86,6 +87,11 @@ class Sources:
             raise UnsupportedError(
                 f"{self.model.name}: the plan is for experts in {how}, which no other engine "
                 "reads; export a plan for the checkpoint as it is"
+            )
+        if self.model.encoder:
+            raise UnsupportedError(
+                f"{self.model.name}: the plan is for an encoder-decoder, whose parts no other "
+                "engine is known to place"
             )
         return self.model, self.hardware
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from moeplan import cli
+from planner.profiles import load_profile
 
 CONFIG = Path(__file__).resolve().parents[2] / "examples" / "pycode-moe" / "config.json"
 
@@ -107,3 +110,16 @@ def test_what_is_refused(
     assert captured.out == ""
     assert len(captured.err.strip().splitlines()) == 1
     assert words in captured.err
+
+
+def test_an_encoder_decoder_is_refused(
+    given: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its layers do not all compute a pass's tokens."""
+    command = importlib.import_module("moeplan.commands.simulate")
+    found = load_profile(given.profile)
+    both = replace(found, model=replace(found.model, encoder=4))
+    monkeypatch.setattr(command, "load_profile", lambda _: both)
+    links = ["--bandwidth", "1GB/s", "--latency-us", 20, "--tokens", 512]
+    assert call("simulate", given.profile, "--placement", given.placed[1], *links) == 2
+    assert "encoder-decoder cannot be simulated" in " ".join(capsys.readouterr().err.split())
