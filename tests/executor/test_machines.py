@@ -5,7 +5,6 @@ Machines are groups of processes of this one, which reach each other by the loop
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -127,22 +126,6 @@ def test_tokens_of_two_machines_are_those_of_one_and_a_death_ends_both(
         assert len(str(caught.value).splitlines()) == 1
 
 
-def test_another_placement_is_one_line_on_both_before_anything_is_loaded(
-    placement: ExpertPlacement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("executor.parallel.group.RankProcesses.__init__", None)
-    port = free_port()
-    with (
-        launched(tmp_path, replace(placement, seed=1), port) as other,
-        ParallelEngine(EXAMPLE, placement, machines=machine(port, 0, 120.0)) as engine,
-    ):
-        with pytest.raises(InputError, match="machine 1 has another placement") as caught:
-            engine.generate(PROMPTS, 4)
-        out, _ = other.communicate(timeout=20)
-    assert other.returncode == 2
-    assert json.loads(out)["error"]["message"] == str(caught.value)
-
-
 # --- launchers without ranks ----------------------------------------------------------------------
 
 
@@ -246,6 +229,45 @@ def test_who_does_not_come_ends_those_who_have(ranks: type[Ranks]) -> None:
     assert ranks.made == []
     alone = Other(machine(free_port(), 1, wait_seconds=0.1), {})
     assert "machine 0 did not answer" in str(alone.end())
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"seed": 1}, "another placement"),
+        ({"device": "cuda"}, r"another kind of device \(cuda\) than machine 0 \(cpu\)"),
+        ({}, r"another checkpoint"),
+    ],
+)
+def test_who_would_run_something_else_ends_all_before_anything_is_loaded(
+    changed: dict[str, Any], words: str, placement: ExpertPlacement, ranks: type[Ranks]
+) -> None:
+    port = free_port()
+    device = changed.get("device", "cpu")
+    theirs = replace(placement, seed=changed.get("seed", 0))
+    place = machine(port, 1)
+    follower = ParallelEngine(EXAMPLE, theirs, machines=place, device=device)
+    if not changed:
+        follower.model = replace(follower.model, fingerprint="f" * 64)
+    told: list[BaseException] = []
+
+    def follow() -> None:
+        try:
+            follower.follow()
+        except InputError as error:
+            told.append(error)
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    with (
+        ParallelEngine(EXAMPLE, placement, machines=machine(port, 0)) as engine,
+        pytest.raises(InputError, match=words) as caught,
+    ):
+        engine.generate(PROMPTS, 4)
+    thread.join(10)
+    assert list(map(str, told)) == [str(caught.value)]
+    assert len(str(caught.value).splitlines()) == 1
+    assert ranks.made == []
 
 
 def test_an_error_of_one_machine_is_told_on_all(ranks: type[Ranks]) -> None:
