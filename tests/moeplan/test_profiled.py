@@ -20,11 +20,15 @@ def curve(*spread_ns: int) -> Curve:
     )
 
 
-def profile(drift: float = 4.0, attention: int = 12, slowed: float = 0.5) -> Profile:
+def profile(
+    drift: float = 4.0, attention: int = 12, slowed: float = 0.5, cross: Surface | None = None
+) -> Profile:
     costs = SimpleNamespace(
         curves={"expert": curve(10, 20, 90), "head": curve(5)},
         attention_prefill=Surface((8,), (curve(7),)),
         attention_decode=Surface((32, 64), (curve(attention), curve(attention))),
+        cross_prefill=cross,
+        cross_decode=cross,
         reference_ns=Figure(100.0, "measured", drift, 5),
         copy_slowdown=Figure(1.5, "measured", 0.15, 5),
         slowdown_by_kind={"expert": Figure(2.0, "measured", slowed, 5)},
@@ -47,6 +51,14 @@ def test_spreads_are_shares_of_the_figures() -> None:
             "expert beside copies": 0.25,
         }
     )
+
+
+def test_a_decoders_attention_to_its_prompts_is_told_apart() -> None:
+    cross = Surface((8, 32), (curve(3), curve(3)))
+    added = {
+        name: spread for name, spread in spreads(profile(cross=cross)).items() if "cross" in name
+    }
+    assert added == {"cross attention, prefill": 0.03, "cross attention, decode": 0.03}
 
 
 def test_a_quiet_machine_raises_no_doubt() -> None:
