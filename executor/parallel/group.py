@@ -136,6 +136,8 @@ class RankProcesses(Closing):
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {
             "NCCL_SOCKET_IFNAME": f"={interface}",
+            # asking whether there is a GPU must not begin to use it before the ranks are forked
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             **os.environ,
             "GOMP_SPINCOUNT": "0",
             # no threads before the ranks are forked
