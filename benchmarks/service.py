@@ -31,27 +31,21 @@ import json
 import os
 import random
 import signal
-import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from benchmarks.record import Record
+from benchmarks.servers import Server, profile, serving
 from benchmarks.writing import write_result
 from moeplan.client import Client
 from moeplan.service.store import Store
-from planner.catalogue import load_machine
 from planner.documents import Plan, parse_document
-from planner.drawn_routing import draw_routing
-from planner.model_spec import read_model
 from planner.objectives import OBJECTIVES
-from planner.offline import choose_dtype, offline_profile
 from planner.profiles import Profile
 from solvers.errors import RunError
 
@@ -63,78 +57,6 @@ _JOBS_EACH = 1
 _START_SECONDS = 60.0
 _STILL_SECONDS = 120.0
 """Without any job's end for so long, jobs are lost."""
-
-
-@dataclass
-class Server:
-    """A ``moeplan serve`` that runs."""
-
-    process: subprocess.Popen[str]
-    url: str
-
-    def kill(self) -> None:
-        """kill -9."""
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-
-    def workers(self) -> list[int]:
-        """Process ids of its workers."""
-        found: list[int] = []
-        for path in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
-            try:
-                found += [int(pid) for pid in path.read_text().split()]
-            except OSError:  # a thread that has just ended
-                continue
-        return found
-
-
-@contextmanager
-def serving(store: str, log: Path, *options: Any) -> Iterator[Server]:
-    """A server on a free port of the loopback."""
-    argv = [sys.executable, "-m", "moeplan", "serve", "--port", "0", "--json", "--store", store]
-    with log.open("a") as errors:
-        process = subprocess.Popen(
-            [*argv, *map(str, options)], stdout=subprocess.PIPE, stderr=errors, text=True
-        )
-    if process.stdout is None:
-        raise RuntimeError("the server has no output")
-    try:
-        line = process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the server did not start:\n{log.read_text()}")
-        yield Server(process, json.loads(line)["url"])
-    finally:
-        process.terminate()
-        process.wait()
-        process.stdout.close()
-
-
-def profile(folder: Path, layers: int, hidden: int) -> Profile:
-    """A Mixtral of any size on a data sheet's machine, its routing drawn."""
-    config = {
-        "architectures": ["MixtralForCausalLM"],
-        "model_type": "mixtral",
-        "hidden_size": hidden,
-        "intermediate_size": 4 * hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-        "vocab_size": 32000,
-        "max_position_embeddings": 4096,
-        "torch_dtype": "bfloat16",
-        "tie_word_embeddings": False,
-        "rms_norm_eps": 1e-5,
-        "hidden_act": "silu",
-    }
-    path = folder / "model"
-    path.mkdir(exist_ok=True)
-    (path / "config.json").write_text(json.dumps(config))
-    model, machine = read_model(path), load_machine("a10")
-    drawn = draw_routing("zipf:1.0", model, prompt_tokens=32, seed=0, series=None)
-    dtype = choose_dtype(model, machine, None)
-    return offline_profile(path, model, machine, drawn, dtype=dtype, memory_bytes=MEMORY_BYTES)
 
 
 @dataclass(frozen=True)
@@ -410,7 +332,7 @@ def main() -> int:
             record = Record.begin(seeds=range(asked.clients), budget=f"{asked.seconds:g} s")
             url = f"sqlite:///{folder / 'load.db'}"
             times = 1e3 * measure_load(
-                profile(folder, 12, 512),
+                profile(folder, 12, 512, MEMORY_BYTES),
                 url,
                 folder,
                 clients=asked.clients,
@@ -441,7 +363,7 @@ def main() -> int:
         record = Record.begin(seeds=(asked.seed,), budget=f"{asked.kills} kills")
         url = asked.store or f"sqlite:///{folder / 'kills.db'}"
         report = survive_kills(
-            profile(folder, 2, 128), url, folder, kills=asked.kills, seed=asked.seed
+            profile(folder, 2, 128, MEMORY_BYTES), url, folder, kills=asked.kills, seed=asked.seed
         )
     print(
         f"killed {report.servers} servers and {report.workers} workers in {report.seconds:.0f} s: "

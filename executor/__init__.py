@@ -16,7 +16,8 @@ from executor.packing import StoreSummary, pack, verify_store
 from executor.source import WeightSource, open_weights
 
 if TYPE_CHECKING:
-    from executor.engine import Engine, Output, Piece
+    from executor.engine import Engine
+    from executor.outputs import Output, Piece
     from executor.sampling import Sampling
 
 __all__ = [
@@ -33,10 +34,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Engine", "Output", "Piece"):
-        from executor import engine
+    if name == "Engine":
+        from executor.engine import Engine
 
-        return getattr(engine, name)
+        return Engine
+    if name in ("Output", "Piece"):
+        from executor import outputs
+
+        return getattr(outputs, name)
     if name == "Sampling":
         from executor.sampling import Sampling
 

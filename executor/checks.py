@@ -160,6 +160,8 @@ def check_account(plan: Plan, model: ModelSpec) -> None:
     account = account_device(model, plan.policy, plan.workload, width, budget)
     if account.peak_bytes > budget:
         least = smallest_budget(model, plan.workload, width)
+        if kv_stays(model, plan.device) is None:
+            least = min(least, smallest_budget(model, plan.workload, width, "below"))
         raise BudgetError(
             f"the plan needs {account.peak_bytes} bytes and its budget is {budget}; plan again "
             f"with a budget of at least {least} bytes, the smallest that works for this workload",

@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +26,7 @@ from executor.device import Device
 from executor.direct import ReadInto, preadv
 from executor.failures import out_of_memory
 from executor.generation import Generation
+from executor.outputs import Output, Piece
 from executor.prefetch import learned_tables
 from executor.prompts import Prompts, check_limit, check_stop, decode, encode
 from executor.reference import Reference
@@ -42,30 +42,9 @@ from planner.predictors import Tables
 from planner.routing import TraceArrays
 from solvers.errors import OptionError, RunError, StaleError
 
-__all__ = ["Engine", "Output", "Piece"]
+__all__ = ["Engine"]
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """One prompt and what was generated for it; ``token_ids`` holds new tokens only.
-
-    ``finished`` is false where the run was stopped before the sequence had ended.
-    """
-
-    prompt: str
-    text: str
-    token_ids: tuple[int, ...]
-    finished: bool = True
-
-
-class Piece(NamedTuple):
-    """A new token of one of the prompts, numbered from 0, and the text that has become whole."""
-
-    request: int
-    token_id: int
-    text: str
 
 
 class _Asked(NamedTuple):

@@ -12,6 +12,7 @@ from planner.documents import ModelSpec, Plan, Policy, document_hash
 from planner.encode import DTYPE_BYTES
 from planner.kv import kv_stays
 from planner.memory import default_head_tiling
+from planner.objectives import OBJECTIVES
 from planner.profiles import Profile
 from planner.recompute import check_account, check_prediction
 from planner.span import check_span
@@ -43,6 +44,7 @@ def check_plan(
     """
     found = _check_policy(plan.policy)
     found += _check_workload(plan)
+    found += _check_asked(plan)
     found += _check_numbers(plan)
     found += check_timeline(plan, None if profile is None else profile.model)
     if profile is not None:
@@ -130,6 +132,26 @@ def _check_workload(plan: Plan) -> list[Violation]:
         if purpose in stated and (count > 0) != (stated[purpose] > 0):
             message = f"{purpose}: {stated[purpose]:,} bytes for {count} of them"
             found.append(Violation("memory_account", "memory.device", message))
+    return found
+
+
+def _check_asked(plan: Plan) -> list[Violation]:
+    """How it was asked for against what it is."""
+    asked, policy = plan.asked, plan.policy
+    if asked is None:
+        return []
+    found: list[Violation] = []
+    if asked.solver not in names():
+        found.append(Violation("solver", "asked.solver", f"{asked.solver!r} is no solver"))
+    if {"device": "below", "below": None}.get(asked.kv, "") == policy.kv:
+        message = f"keys and values were to lie {asked.kv}, and do not"
+        found.append(Violation("asked", "asked.kv", message))
+    if not asked.predictors and any(layer.predictor != "plan" for layer in policy.layers):
+        found.append(Violation("asked", "asked.predictors", "a layer has one, unasked"))
+    seconds = {*OBJECTIVES} - {plan.objective_name}
+    if asked.then is not None and asked.then not in seconds:
+        message = f"{asked.then!r} is no second objective"
+        found.append(Violation("asked", "asked.then", message))
     return found
 
 

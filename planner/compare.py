@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from planner.documents import Plan, Workload
 from planner.encode import Factors
 from planner.groups import candidates
+from planner.kv import Place
+from planner.looking_ahead import with_predictors
 from planner.objectives import objective_named
 from planner.profiles import Profile
 from planner.recompute import candidate_of
@@ -17,8 +19,9 @@ from solvers.registry import BOUNDS, Feature, Limits, load
 
 __all__ = ["COMPARED", "BoundRow", "ComparisonRow", "compare", "compare_bound"]
 
-_Proven = tuple[str, int, int, int, Factors]
-"""Objective, n, b, bytes of a copy's piece, and slowdown: what bounds are proven for."""
+_Proven = tuple[str, int, int, int, str | None, Factors]
+"""Objective, n, b, bytes of a copy's piece, place of keys and values, and slowdown: what bounds are
+proven for."""
 
 COMPARED: tuple[str, ...] = (*SOLVERS, *BOUNDS)
 """What can be compared: solvers, and bounds that are no candidates."""
@@ -36,7 +39,8 @@ class ComparisonRow:
         What any plan takes with these n and b and without caching, whose prefetches are fixed
         before routing is known (see ``solvers.proof_plan``); what even one takes that knows the
         routing; and how much more than that the plan takes: the most that a predictor could earn.
-        None for a caching plan, and where the objective is not a time.
+        None for a caching plan, and where the objective is not a time; ``plan_bound`` also where
+        layers follow predictors.
     winner
         Whose plan it is: the solver's own, or a baseline that was better.
     peak_bytes
@@ -90,18 +94,22 @@ def compare(
     seed: int = 0,
     then: str | None = None,
     tolerance: float = 0.01,
+    kv: Place = "auto",
+    predictors: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> list[ComparisonRow]:
     """Plan with every solver for every objective.
 
     Parameters
     ----------
-    profile, workload, memory_bytes, time_limit_seconds, seed
+    profile, workload, memory_bytes, time_limit_seconds, seed, kv
         As for ``make_plan``.
     solvers, objectives
         Each with each.
     then, tolerance
         A second objective, for solvers that search.
+    predictors
+        Whether layers may follow one, as ``with_predictors`` has it.
     progress
         Called before each plan with the plans that are made, of how many, and what comes.
 
@@ -129,7 +137,10 @@ def compare(
                 seed=seed,
                 then=then if searches else None,
                 tolerance=tolerance,
+                kv=kv,
             )
+            if predictors:
+                plan = with_predictors(plan, profile, seed)
             spent = time.monotonic() - started
             own, known = _bounds(plan, profile, proven)
             rows.append(
@@ -163,6 +174,7 @@ def compare_bound(
     solver: str = "belady",
     objective: str = OBJECTIVES[0],
     seed: int = 0,
+    kv: Place = "auto",
 ) -> BoundRow:
     """The bound of a back end that makes no schedules, over all n and b.
 
@@ -173,7 +185,7 @@ def compare_bound(
     goal = objective_named(objective, workload)
     best: tuple[float, int, int] | None = None
     if goal.measure != "memory":
-        for one in candidates(profile, workload, memory_bytes, seed, goal):
+        for one in candidates(profile, workload, memory_bytes, seed, goal, kv):
             bound = load(solver).solve(one.problem("judge"), Limits(seed=seed)).bound
             if bound is None:
                 continue
@@ -197,11 +209,14 @@ def _bounds(
     candidate = candidate_of(plan, profile)
     encoding = candidate.encoding
     shape = encoding.n_batches, encoding.batch_size, encoding.chunk_bytes
-    key = (plan.objective_name, *shape, candidate.factors)
+    key = (plan.objective_name, *shape, plan.policy.kv, candidate.factors)
     if key not in proven:
         own, known = (
             None if bound is None else candidate.value("judge", bound.value_ns)
             for bound in candidate.both_bounds()
         )
         proven[key] = own, known
+    if any(layer.predictor != "plan" for layer in plan.policy.layers):
+        # the class ``plan`` prefetches by nothing that earlier layers chose
+        return None, proven[key][1]
     return proven[key]

@@ -10,9 +10,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from planner.documents import Hardware, Plan
+from planner.busy import Binds, busy_of
+from planner.documents import Asked, Hardware, Plan
 from planner.encode import schedule_of
 from planner.groups import Candidate, group_sizes
+from planner.looking_ahead import with_predictors
 from planner.profiles import Profile
 from planner.recompute import candidate_of
 from planner.solve import make_plan
@@ -24,7 +26,7 @@ from solvers.relaxation import Relaxed, relax
 from solvers.replay import replay
 from solvers.sets import demand_share
 
-__all__ = ["Explanation", "Prefetching", "Price", "Unit", "explain"]
+__all__ = ["Explanation", "Prefetching", "Price", "Unit", "asked_of", "explain"]
 
 MORE = 0.1
 """The share by which memory and bandwidth are raised for a second plan."""
@@ -100,8 +102,7 @@ class Explanation:
     compute_busy, channel_busy
         Shares of the time.
     binds
-        The busier of the two; ``latency`` where neither is busy nearly all of the time: each waits
-        for the other.
+        Which of the two does; see ``planner.busy``.
     memory
         Purpose -> bytes, the largest first.
     spare_bytes
@@ -119,7 +120,7 @@ class Explanation:
     units: int
     compute_busy: float
     channel_busy: float
-    binds: Literal["compute", "copies", "latency"]
+    binds: Binds
     memory: dict[str, int]
     spare_bytes: int
     memory_price: Price | None
@@ -145,6 +146,7 @@ def explain(
     progress
         Called with what is done, of how much, and what it is.
     """
+    asked = asked_of(plan)
     candidate, schedule = candidate_of(plan, profile), schedule_of(plan.policy)
     problem = candidate.problem("judge")
     group = candidate.encoding.group
@@ -158,12 +160,15 @@ def explain(
         objective=plan.objective_name,
         seconds_each=time_limit_seconds / 10,
         seed=plan.seed,
+        solver=asked.solver,
+        kv=asked.kv,
+        predictors=asked.predictors,
         only=sizes[max(at - 1, 0) : at + 2],
     )
     kept, left = _by_worth(candidate, schedule)
     timed = candidate.objective.measure == "time"
     progress(1, 5, "what binds")
-    busy = _busy(candidate, schedule)
+    busy = busy_of(plan.predicted.totals)
     account = plan.memory["device"]
     memory = dict(sorted(account.by_purpose.items(), key=lambda item: (-item[1], item[0])))
     memory_price = bandwidth_price = prefetching = None
@@ -171,10 +176,10 @@ def explain(
         progress(2, 5, "more memory")
         again = _replan(plan, profile, account.capacity_bytes, time_limit_seconds)
         base = min(plan.objective, again.objective)
-        asked = plan, profile, candidate, relax(problem), base, time_limit_seconds
-        memory_price = _memory_price(*asked)
+        given = plan, profile, candidate, relax(problem), base, time_limit_seconds
+        memory_price = _memory_price(*given)
         progress(3, 5, "more bandwidth")
-        bandwidth_price = _bandwidth_price(*asked)
+        bandwidth_price = _bandwidth_price(*given)
         progress(4, 5, "prefetching")
         prefetching = _prefetching(plan, candidate, problem, schedule)
     return Explanation(
@@ -183,8 +188,9 @@ def explain(
         max(left, key=lambda unit: unit.saved_ns_per_byte, default=None),
         len(kept),
         len(kept) + len(left),
-        *busy,
-        _binding(*busy),
+        busy.compute,
+        busy.channel,
+        busy.binds,
         memory,
         account.capacity_bytes - account.peak_bytes,
         memory_price,
@@ -213,24 +219,6 @@ def _by_worth(candidate: Candidate, schedule: Schedule) -> tuple[list[Unit], lis
             one = Unit(kind, index, item, often, unit.held_bytes, worth)
             (kept if stays else left).append(one)
     return kept, left
-
-
-def _busy(candidate: Candidate, schedule: Schedule) -> tuple[float, float]:
-    """Shares of the time in which compute, and the copy channel, are busy."""
-    problem = candidate.problem("judge", plain=True)
-    result = replay(problem, schedule)
-    weight = problem.scenarios.weight
-    total = max(int((result.pass_ns * weight).sum()), 1)
-    compute = int((problem.scenarios.compute_ns.sum(axis=1) * weight).sum())
-    # a copy counts where it begins, so that the last of a pass may reach into the next
-    channel = int((result.busy_ns.sum(axis=1) * weight).sum())
-    return compute / total, min(channel / total, 1.0)
-
-
-def _binding(compute: float, channel: float) -> Literal["compute", "copies", "latency"]:
-    if max(compute, channel) < 0.8:
-        return "latency"
-    return "compute" if compute >= channel else "copies"
 
 
 def _memory_price(
@@ -303,15 +291,29 @@ def _faster(hardware: Hardware) -> Hardware:
     return dataclasses.replace(hardware, channels=tuple(channels))
 
 
+def asked_of(plan: Plan) -> Asked:
+    """How a plan was asked for; of one that does not say it, as where nothing else is asked."""
+    if plan.asked is not None:
+        return plan.asked
+    return Asked("cpsat", predictors=any(one.predictor != "plan" for one in plan.policy.layers))
+
+
 def _replan(plan: Plan, profile: Profile, memory_bytes: int, seconds: float) -> Plan:
-    return make_plan(
+    """A plan that is asked for as this one was."""
+    asked = asked_of(plan)
+    again = make_plan(
         profile,
         plan.workload,
         memory_bytes=memory_bytes,
+        solver=asked.solver,
         objective=plan.objective_name,
         time_limit_seconds=seconds,
         seed=plan.seed,
+        then=asked.then,
+        tolerance=asked.tolerance or 0.0,
+        kv=asked.kv,
     )
+    return with_predictors(again, profile, plan.seed) if asked.predictors else again
 
 
 def _prefetching(
@@ -322,7 +324,7 @@ def _prefetching(
     if not experts:
         return None
     stages = tuple(
-        choice if stage.sequential else dataclasses.replace(choice, prefetch=())
+        choice if stage.sequential else dataclasses.replace(choice, prefetch=(), looks_ahead=False)
         for stage, choice in zip(problem.stages, schedule.stages, strict=True)
     )
     bare = schedule.replace(stages=stages, reserve=max(schedule.reserve, 1))

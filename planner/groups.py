@@ -36,6 +36,7 @@ __all__ = [
     "batch_sizes",
     "candidates",
     "group_sizes",
+    "kv_places",
     "needed_bytes",
     "smallest_account",
     "smallest_budget_bytes",
@@ -297,7 +298,7 @@ def candidates(
     split = split_sequences(sequences.count, seed)
     groups = group_sizes(workload.requests)
     found: list[Encoding] = []
-    places = _places(profile, kv)
+    places = kv_places(profile, kv)
     if None in places:
         for group in groups:
             found += _of_group(profile, workload, memory_bytes, group, None)
@@ -310,7 +311,7 @@ def candidates(
     return [Candidate(one, sequences, split, seed, objective) for one in found]
 
 
-def _places(profile: Profile, kv: Place) -> list[_Below]:
+def kv_places(profile: Profile, kv: Place) -> list[_Below]:
     """Where keys and values may lie, as in ``Policy``."""
     if kv == "below":
         return ["below"]
@@ -370,7 +371,7 @@ def smallest_account(
 ) -> tuple[int, dict[str, int]]:
     """The smallest budget, and what it is for: purpose -> bytes."""
     accounts = []
-    for place, chunk in itertools.product(_places(profile, kv), CHUNK_BYTES):
+    for place, chunk in itertools.product(kv_places(profile, kv), CHUNK_BYTES):
         encoding = Encoding(profile, workload, 1, 1, 0, chunk, place)
         total = needed_bytes(encoding)
         purposes = dict(encoding.fixed.by_purpose)

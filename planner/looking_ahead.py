@@ -39,6 +39,8 @@ def with_predictors(plan: Plan, profile: Profile, seed: int = 0) -> Plan:
     OptionError
         If the profile has fewer than two sequences.
     """
+    if plan.asked is not None:
+        plan = dataclasses.replace(plan, asked=dataclasses.replace(plan.asked, predictors=True))
     named = choose_predictors(plan, profile, seed)
     candidate = candidate_of(named, profile)
     own = schedule_of(named.policy)

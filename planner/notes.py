@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.busy import BINDS_WORDS, busy_of
 from planner.documents import MemoryAccount, Policy, Predicted
 from planner.groups import Candidate, smallest_budget_bytes
 from planner.interval import extrapolated
@@ -96,13 +97,11 @@ def _about(number: float) -> str:
 
 
 def _binds(predicted: Predicted) -> str:
-    totals = predicted.totals
-    copies = sum(ns for kind, ns in totals.duration_by_kind_ns.items() if kind.startswith("copy_"))
-    waits = totals.bubble_inter_layer_ns + totals.bubble_intra_layer_ns
-    busy = copies / max(totals.wall_ns, 1)
-    idle = waits / max(totals.wall_ns, 1)
-    what = "the copy channel binds" if busy > 1 - idle else "computation binds"
-    return f"{what}: the channel is busy {min(busy, 1.0):.0%} of the time, compute {1 - idle:.0%}"
+    busy = busy_of(predicted.totals)
+    return (
+        f"{BINDS_WORDS[busy.binds]}; the channel is busy {busy.channel:.0%} of the time, compute "
+        f"{busy.compute:.0%}"
+    )
 
 
 def _rivals(solver: str, value: float, rivals: dict[str, float]) -> list[str]:

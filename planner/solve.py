@@ -14,6 +14,7 @@ from typing import Literal
 from planner.check import check_plan
 from planner.documents import (
     MOST_REQUESTS,
+    Asked,
     Inputs,
     Locations,
     Plan,
@@ -128,7 +129,8 @@ def make_plan(
         cap_seconds=cap_seconds,
         kv=kv,
     )
-    return patience.finish(lambda: document(profile, entry, rivals, seed))
+    asked = Asked(solver, kv, then=then, tolerance=None if then is None else tolerance)
+    return patience.finish(lambda: document(profile, entry, rivals, seed, asked))
 
 
 def solve(
@@ -307,8 +309,10 @@ _PURPOSES = {
 """What the smallest budget's purposes hold, in words."""
 
 
-def document(profile: Profile, entry: Entry, rivals: list[Entry], seed: int) -> Plan:
-    """The plan of the winner, judged."""
+def document(
+    profile: Profile, entry: Entry, rivals: list[Entry], seed: int, asked: Asked | None = None
+) -> Plan:
+    """The plan of the winner, judged; ``asked`` is how it was asked for."""
     candidate = entry.candidate
     encoding = candidate.encoding
     figures = candidate.figures(entry.schedule)
@@ -352,6 +356,7 @@ def document(profile: Profile, entry: Entry, rivals: list[Entry], seed: int) -> 
             said=entry.notes,
         ),
         seed=seed,
+        asked=asked,
     )
     # what a replay would say was just replayed
     violations = check_plan(plan, profile, replayed=False)

@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from planner.documents import Plan, Workload
-from planner.encode import Encoding
-from planner.entries import Entry, Patience, first_looks, housed, run_solver
-from planner.groups import CHUNK_BYTES, batch_sizes, candidates, group_sizes, needed_bytes
+from planner.documents import Asked, MemoryAccount, Plan, Workload
+from planner.encode import Encoding, schedule_of
+from planner.entries import Entry, Patience, first_looks, housed, run_solver, run_strategy
+from planner.groups import (
+    CHUNK_BYTES,
+    batch_sizes,
+    candidates,
+    group_sizes,
+    kv_places,
+    needed_bytes,
+)
+from planner.kv import Place
+from planner.looking_ahead import with_predictors
 from planner.objectives import objective_named
 from planner.profiles import Profile
+from planner.recompute import candidate_of
 from planner.solve import document, make_plan, solve
 from solvers.errors import BudgetError, OptionError
-from solvers.registry import Limits
+from solvers.registry import Feature, Limits, load
 
 __all__ = [
     "GroupPoint",
@@ -127,6 +138,8 @@ def sweep(
     objective: str = "throughput",
     time_limit_seconds: float = 10.0,
     seed: int = 0,
+    kv: Place = "auto",
+    predictors: bool = False,
     progress: Told = untold,
 ) -> list[SweepPoint]:
     """The best plan within each budget (ascending).
@@ -134,13 +147,25 @@ def sweep(
     On the sequences that judge, a plan for a smaller budget stands in where the one made for this
     budget is no better: it is as valid here.
 
+    Parameters
+    ----------
+    profile, workload, solver, objective, time_limit_seconds, seed, kv
+        As for ``make_plan``.
+    budgets
+        In bytes of the device.
+    predictors
+        Whether layers may follow one, as ``with_predictors`` has it.
+    progress
+        See ``Told``.
+
     Raises
     ------
     OptionError
         As ``make_plan``.
     """
     points: list[SweepPoint] = []
-    kept: tuple[Entry, list[Entry], int, float] | None = None
+    kept: _Kept | None = None
+    asked = Asked(solver, kv)
     for done, budget in enumerate(budgets):
         progress(done, len(budgets), f"{solver} within {budget / (1 << 20):,.1f} MiB")
         started = time.monotonic()
@@ -153,17 +178,43 @@ def sweep(
                 objective=objective,
                 time_limit_seconds=time_limit_seconds,
                 seed=seed,
+                kv=kv,
             )
         except BudgetError as error:
             spent = time.monotonic() - started
             points.append(SweepPoint(budget, None, error.smallest_bytes, budget, spent))
             continue
-        value = entry.candidate.score("judge", entry.schedule)
-        if kept is None or value < kept[3]:
-            kept = (entry, rivals, budget, value)
-        plan = document(profile, housed(kept[0], budget), kept[1], seed)
-        points.append(SweepPoint(budget, plan, None, kept[2], time.monotonic() - started))
+        made = document(profile, entry, rivals, seed, asked)
+        looks = with_predictors(made, profile, seed) if predictors else made
+        if kept is None or looks.objective < kept.plan.objective:
+            kept = _Kept(entry, rivals, budget, looks, len(made.notes))
+        plan = looks if kept.budget == budget else _housed(profile, kept, budget)
+        points.append(SweepPoint(budget, plan, None, kept.budget, time.monotonic() - started))
     return points
+
+
+class _Kept(NamedTuple):
+    """The best plan so far, for which budget it was made, and how many notes it had at first."""
+
+    entry: Entry
+    rivals: list[Entry]
+    budget: int
+    plan: Plan
+    notes: int
+
+
+def _housed(profile: Profile, kept: _Kept, memory_bytes: int) -> Plan:
+    """The same plan within a larger budget, with what follows from that."""
+    entry, plan = housed(kept.entry, memory_bytes), kept.plan
+    again = document(profile, entry, kept.rivals, plan.seed, plan.asked)
+    notes = (*again.notes, *plan.notes[kept.notes :])
+    if again.policy == plan.policy:
+        return replace(again, notes=notes)
+    # layers follow predictors, and memory may be shared out for that
+    account = MemoryAccount(memory_bytes, plan.memory["device"].by_purpose)
+    plan = replace(plan, memory={**plan.memory, "device": account}, notes=notes)
+    figures = candidate_of(plan, profile).figures(schedule_of(plan.policy))
+    return replace(plan, **figures._asdict())
 
 
 def by_time(
@@ -175,6 +226,8 @@ def by_time(
     solver: str,
     objective: str,
     seed: int = 0,
+    kv: Place = "auto",
+    predictors: bool = False,
 ) -> list[TimePoint]:
     """What a searching solver reaches under each time limit, in seconds."""
     points = []
@@ -187,7 +240,10 @@ def by_time(
             objective=objective,
             time_limit_seconds=seconds,
             seed=seed,
+            kv=kv,
         )
+        if predictors:
+            plan = with_predictors(plan, profile, seed)
         points.append(TimePoint(seconds, plan.objective, plan.bound))
     return points
 
@@ -201,6 +257,8 @@ def by_group(
     objective: str = "throughput",
     seconds_each: float = 1.0,
     seed: int = 0,
+    kv: Place = "auto",
+    predictors: bool = False,
     only: Sequence[int] | None = None,
     progress: Told = untold,
 ) -> list[GroupPoint]:
@@ -208,17 +266,20 @@ def by_group(
 
     Parameters
     ----------
-    profile, workload, memory_bytes, solver, objective, seed
-        As for ``make_plan``; the solver searches.
+    profile, workload, memory_bytes, solver, objective, seed, kv
+        As for ``make_plan``.
     seconds_each
-        Time limit for each n and b.
+        Time limit for each n and b, of a solver that searches.
+    predictors
+        Whether layers may follow one, as ``with_predictors`` has it.
     only
         Group sizes (sequences) to look at; None: all.
     progress
         See ``Told``.
     """
     goal = objective_named(objective, workload)
-    found = candidates(profile, workload, memory_bytes, seed, goal)
+    found = candidates(profile, workload, memory_bytes, seed, goal, kv)
+    searches = Feature.BOUND in load(solver).features
     sizes = sorted(group_sizes(workload.requests) if only is None else only)
     points = []
     for done, size in enumerate(sizes):
@@ -231,26 +292,34 @@ def by_group(
             looks = first_looks([candidate], float("inf"), Patience(False))
             if not looks:
                 continue
-            limits = Limits(0.05 * seconds_each, seconds_each, seed)
-            entry = run_solver(solver, candidate, limits, looks[0][1])
-            value = candidate.score("judge", entry.schedule)
+            if searches:
+                limits = Limits(0.05 * seconds_each, seconds_each, seed)
+                entry = run_solver(solver, candidate, limits, looks[0][1])
+            else:
+                entry = run_strategy(solver, profile, [candidate], looks, seed)
+            if predictors:
+                bare = document(profile, entry, [], seed)
+                value = with_predictors(bare, profile, seed).objective
+            else:
+                value = candidate.score("judge", entry.schedule)
             if best is None or best.objective is None or value < best.objective:
                 needed = needed_bytes(encoding)
                 shape = encoding.n_batches, encoding.batch_size
                 best = GroupPoint(*shape, size, value, needed, True)
         if best is None:
-            batches, batch, needed = _least(profile, workload, size)
+            batches, batch, needed = _least(profile, workload, size, kv)
             best = GroupPoint(batches, batch, size, None, needed, needed <= memory_bytes)
         points.append(best)
     return points
 
 
-def _least(profile: Profile, workload: Workload, group: int) -> tuple[int, int, int]:
+def _least(profile: Profile, workload: Workload, group: int, kv: Place) -> tuple[int, int, int]:
     """The n and b of a group size that need the least memory, and how much that is."""
     encodings = [
-        Encoding(profile, workload, -(-group // batch), batch, 0, chunk)
+        Encoding(profile, workload, -(-group // batch), batch, 0, chunk, place)
         for batch in batch_sizes(group)
         for chunk in CHUNK_BYTES
+        for place in kv_places(profile, kv)
     ]
     needed, _, least = min((needed_bytes(one), i, one) for i, one in enumerate(encodings))
     return least.n_batches, least.batch_size, needed

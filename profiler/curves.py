@@ -8,7 +8,7 @@ samples that they were not fitted to.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,10 +16,8 @@ from planner.documents import Curve, Figure, Surface
 from planner.documents.base import Source
 
 __all__ = [
-    "AffineFit",
     "drifting",
     "figure",
-    "fit_affine",
     "fit_curve",
     "fit_surface",
     "isotonic",
@@ -148,63 +146,3 @@ def fit_surface(
             curve = replace(curve, duration_ns=raised)
         curves.append(curve)
     return Surface(tuple(seconds), tuple(curves))
-
-
-@dataclass(frozen=True, slots=True)
-class AffineFit:
-    """``latency_ns + size_bytes / bandwidth``; the error as for ``fit_curve``."""
-
-    bandwidth_bytes_per_second: Figure
-    latency_ns: Figure
-    held_out_error: float
-
-    def __call__(self, size_bytes: int) -> float:
-        """Duration in ns."""
-        return self.latency_ns.value + size_bytes * 1e9 / self.bandwidth_bytes_per_second.value
-
-
-def fit_affine(samples: Mapping[int, Sequence[int]], source: Source = "measured") -> AffineFit:
-    """Latency and bandwidth of a copy from durations in ns by size in bytes.
-
-    Least squares of the *relative* error of the medians, with a latency of at least 0. The error
-    is the median over sizes of the relative error of a fit to every other sample.
-
-    Raises
-    ------
-    ValueError
-        If there are fewer than two sizes, or the durations do not grow with the size.
-    """
-    if len(samples) < 2:
-        raise ValueError("an affine fit needs two sizes at least")
-    latency, slope = _line(samples)
-    every_other = {size: values[::2] for size, values in samples.items()}
-    half_latency, half_slope = _line(every_other)
-    errors = []
-    for size, values in samples.items():
-        truth = float(np.median(values[1::2] if len(values) > 1 else values))
-        errors.append(abs(half_latency + half_slope * size - truth) / truth)
-    # the spread of the bandwidth: that of the largest size, whose latency hardly matters
-    largest = max(samples)
-    middle, spread = median_and_spread(samples[largest])
-    count = sum(len(values) for values in samples.values())
-    bandwidth = 1e9 / slope
-    _, latency_spread = median_and_spread(samples[min(samples)])
-    return AffineFit(
-        Figure(bandwidth, source, bandwidth * spread / middle, count),
-        Figure(latency, source, latency_spread, count),
-        float(np.median(errors)),
-    )
-
-
-def _line(samples: Mapping[int, Sequence[int]]) -> tuple[float, float]:
-    """Intercept (at least 0) and slope (above 0) through the medians, relative least squares."""
-    sizes = np.array(sorted(samples), dtype=np.float64)
-    middles = np.array([np.median(samples[int(size)]) for size in sizes])
-    columns = np.stack([1 / middles, sizes / middles], axis=1)
-    intercept, slope = np.linalg.lstsq(columns, np.ones(len(sizes)), rcond=None)[0]
-    if intercept < 0:
-        share = sizes / middles
-        intercept, slope = 0.0, share.sum() / (share**2).sum()
-    if slope <= 0:
-        raise ValueError("the durations do not grow with the size")
-    return float(intercept), float(slope)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 import typer
 from rich.text import Text
 
 from moeplan.options import split_names
-from moeplan.output import Reporter, escaped
+from moeplan.output import Reporter
 from moeplan.words import decode_tokens_per_second, explain_plan, note_list, tokens_per_second
 from planner.documents import (
     CostProfile,
@@ -26,8 +25,8 @@ from planner.documents import (
     Workload,
     document_hash,
     load_document,
-    write_atomic,
 )
+from planner.kv import KV_PLACES, Place
 from planner.objectives import OBJECTIVES
 from solvers.errors import DocumentError, OptionError
 from solvers.registry import BOUNDS, Feature, load, names
@@ -43,6 +42,7 @@ __all__ = [
     "OutputsFile",
     "PlanFile",
     "PlotsFile",
+    "Predictors",
     "ProfileFolder",
     "ProfileOption",
     "PromptTokens",
@@ -54,8 +54,8 @@ __all__ = [
     "TimeLimit",
     "Tolerance",
     "costs_of",
-    "give_outputs",
     "hardware_of",
+    "kv_place",
     "load_plan",
     "model_of",
     "placement_summary",
@@ -118,6 +118,13 @@ KvPlace = Annotated[
         help="Where keys and values lie: auto, device, or below it (of layers that stream).",
     ),
 ]
+Predictors = Annotated[
+    bool,
+    typer.Option(
+        "--predictors",
+        help="Let layers follow a predictor where it finds more than the list of prefetches.",
+    ),
+]
 TimeLimit = Annotated[
     float | None,
     typer.Option("--time-limit", min=0.001, help="Seconds for a solver that searches (10)."),
@@ -160,17 +167,6 @@ def say_plan(reporter: Reporter, plan: Plan, model: ModelSpec | None) -> None:
         reporter.show("")
 
 
-def give_outputs(reporter: Reporter, lines: list[dict[str, Any]], out: Path | None) -> None:
-    """Write prompts and what was generated to a file, or else show them."""
-    if out is not None:
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        write_atomic(out, text.encode())
-        return
-    for line in lines:
-        prompt, text = escaped(line["prompt"]), escaped(line["text"])
-        reporter.show(Text.assemble((prompt, "dim"), (f"{text}\n", "bold")))
-
-
 def workload_of(
     requests: int,
     prompt_tokens: int,
@@ -192,8 +188,24 @@ def workload_of(
     return Workload(requests, prompt_tokens, new_tokens, attention_window, attention_sinks)
 
 
-def search_seconds(solvers: Sequence[str], time_limit: float | None) -> float:
-    """The time limit of solvers that search.
+def kv_place(typed: str) -> Place:
+    """Where keys and values are to lie.
+
+    Raises
+    ------
+    OptionError
+        If it is none of ``KV_PLACES``.
+    """
+    (place,) = split_names(typed, KV_PLACES, "--kv", most=1)
+    return cast("Place", place)
+
+
+def search_seconds(
+    solvers: Sequence[str],
+    time_limit: float | None,
+    default: float = DEFAULT_TIME_LIMIT_SECONDS,
+) -> float:
+    """The time limit of solvers that search; ``default`` where none was given.
 
     Raises
     ------
@@ -201,7 +213,7 @@ def search_seconds(solvers: Sequence[str], time_limit: float | None) -> float:
         If it is no number of seconds, or was given where none of the solvers searches.
     """
     if time_limit is None:
-        return DEFAULT_TIME_LIMIT_SECONDS
+        return default
     if not math.isfinite(time_limit):
         raise OptionError(f"--time-limit {time_limit} is not a number of seconds")
     if not any(searches(solver) for solver in solvers):
@@ -345,6 +357,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "device": plan.device,
         "dtype": plan.dtype,
         "chosen_over": plan.chosen_over,
+        "asked": plain(plan.asked),
         "notes": list(plan.notes),
         "hash": document_hash(plan),
     }

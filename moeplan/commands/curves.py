@@ -10,6 +10,7 @@ from moeplan.output import Steps, human_bytes
 from moeplan.plots import Chart, Line
 from planner.documents import Workload
 from planner.groups import smallest_budget_bytes
+from planner.kv import Place
 from planner.objectives import objective_named
 from planner.profiles import Profile
 from planner.sweep import budgets_between, by_group, by_time, sweep
@@ -32,6 +33,8 @@ def draw_curves(
     objective: str,
     limit_seconds: float,
     seed: int,
+    kv: Place,
+    predictors: bool,
     steps: Steps,
 ) -> list[Chart]:
     """All charts that these solvers have.
@@ -55,6 +58,8 @@ def draw_curves(
             solver=name,
             objective=objective,
             seed=seed,
+            kv=kv,
+            predictors=predictors,
         )
         done += 1
         seconds = tuple(point.seconds for point in points)
@@ -62,7 +67,7 @@ def draw_curves(
         bounds = tuple(None if p.bound is None else p.bound / scale for p in points)
         if any(bound is not None for bound in bounds):
             times.append(Line(f"{name}: bound", seconds, bounds, dashed=True))
-    smallest = smallest_budget_bytes(profile, workload)
+    smallest = smallest_budget_bytes(profile, workload, kv)
     high = max(memory_bytes * 3 // 2, smallest + _BUDGETS)
     budgets = budgets_between(smallest, high, _BUDGETS)
     frontiers = {}
@@ -75,6 +80,8 @@ def draw_curves(
             solver=name,
             time_limit_seconds=limit_seconds / 4,
             seed=seed,
+            kv=kv,
+            predictors=predictors,
         )
         done += 1
     groups: list[Line] = []
@@ -89,6 +96,8 @@ def draw_curves(
                 solver=searching[0],
                 seconds_each=limit_seconds / 8,
                 seed=seed,
+                kv=kv,
+                predictors=predictors,
             )
             if point.objective
         ]

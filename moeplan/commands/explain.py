@@ -16,9 +16,12 @@ from moeplan.commands.common import (
     plain,
     reporter_of,
     say,
+    search_seconds,
+    searches,
 )
 from moeplan.output import human_bytes, human_time
 from moeplan.words import PURPOSE_WORDS, objective_words
+from planner.busy import BINDS_WORDS
 from planner.documents import Plan
 from planner.profiles import load_profile
 from solvers.errors import StaleError
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["explain", "sentences"]
 
+DEFAULT_SECONDS = 5.0
 _MEMORY_STEPS = ((1 << 30, "1 GiB"), (1 << 20, "1 MiB"), (1 << 10, "1 KiB"))
 _BANDWIDTH_STEPS = (
     (10**9, "1 GB/s"),
@@ -43,12 +47,14 @@ def explain(
     plan_file: PlanFile,
     profile: ProfileOption = None,
     time_limit: Annotated[
-        float, typer.Option("--time-limit", min=0.001, help="Seconds for each new plan.")
-    ] = 5.0,
+        float | None,
+        typer.Option("--time-limit", min=0.001, help="Seconds for each new plan (5)."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Say why this n, why these residents, what binds, and what more memory or speed would buy."""
     from planner.check import check_plan
+    from planner.explain import asked_of
     from planner.explain import explain as explained
 
     reporter = reporter_of(ctx)
@@ -58,8 +64,9 @@ def explain(
         if violation.reason.startswith("stale_"):
             raise StaleError(violation.reason.removeprefix("stale_"), violation.message)
         raise StaleError("plan", f"{plan_file}: {violation.where}: {violation.message}")
+    limit = search_seconds((asked_of(plan).solver,), time_limit, DEFAULT_SECONDS)
     with reporter.steps("explain") as progress:
-        found = explained(plan, loaded, time_limit_seconds=time_limit, progress=progress)
+        found = explained(plan, loaded, time_limit_seconds=limit, progress=progress)
     said = sentences(plan, found)
     say(reporter, said)
     reporter.result({"plan": str(plan_file), "words": said, **plain(found)})
@@ -104,8 +111,10 @@ def _neighbour(plan: Plan, point: GroupPoint) -> str:
         return f"{size} would fit."
     change = point.objective / plan.objective - 1
     way = "more" if change >= 0 else "less"
+    solver = "cpsat" if plan.asked is None else plan.asked.solver
+    found = "the best that a short search finds" if searches(solver) else f"there {solver}"
     return (
-        f"{size}: the best that a short search finds takes "
+        f"{size}: {found} takes "
         f"{objective_words(plan, point.objective)}, {abs(change):.1%} {way} than this plan."
     )
 
@@ -144,20 +153,16 @@ def _residents(found: Explanation) -> str:
 
 
 def _binds(plan: Plan, found: Explanation) -> str:
-    what = {
-        "compute": "computation binds",
-        "copies": "the copy channel binds",
-        "latency": "neither binds alone: each waits for the other",
-    }[found.binds]
     largest = [name for name, size in found.memory.items() if size][:3]
     parts = ", ".join(
         f"{human_bytes(found.memory[name])} for {PURPOSE_WORDS.get(name, name)}" for name in largest
     )
     account = plan.memory["device"]
     return (
-        f"What binds: {what}. Compute is busy {found.compute_busy:.0%} of the time, the channel "
-        f"{found.channel_busy:.0%}. Device memory: {human_bytes(account.peak_bytes)} of "
-        f"{human_bytes(account.capacity_bytes)} are used, most of it {parts}."
+        f"What binds: {BINDS_WORDS[found.binds]}. Compute is busy {found.compute_busy:.0%} of the "
+        f"time, the channel {found.channel_busy:.0%}. Device memory: "
+        f"{human_bytes(account.peak_bytes)} of {human_bytes(account.capacity_bytes)} are used, "
+        f"most of it {parts}."
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
 import typer
 from rich.text import Text
@@ -18,6 +18,7 @@ from moeplan.commands.common import (
     Memory,
     NewTokens,
     ObjectiveName,
+    Predictors,
     PromptTokens,
     Requests,
     Seed,
@@ -25,6 +26,7 @@ from moeplan.commands.common import (
     Then,
     TimeLimit,
     Tolerance,
+    kv_place,
     plain,
     plan_summary,
     reporter_of,
@@ -54,7 +56,6 @@ from moeplan.options import (
 from moeplan.output import SearchSteps, human_bytes
 from moeplan.words import memory_bars
 from planner.documents import QuantizedExperts, write_document
-from planner.kv import KV_PLACES, Place
 from planner.objectives import OBJECTIVES
 from planner.quantized import LEAST_GROUP
 from solvers.errors import OptionError
@@ -221,13 +222,7 @@ def plan(
     then: Then = None,
     tolerance: Tolerance = None,
     time_limit: TimeLimit = None,
-    predictors: Annotated[
-        bool,
-        typer.Option(
-            "--predictors",
-            help="Let layers follow a predictor where it finds more than the list of prefetches.",
-        ),
-    ] = False,
+    predictors: Predictors = False,
     seed: Seed = 0,
     server: Server = None,
     out: Annotated[Path, typer.Option("--out", help="File for the plan.")] = Path("plan.json"),
@@ -248,7 +243,7 @@ def plan(
     (objective,) = split_names(objective, OBJECTIVES, "--objective", most=1)
     (solver,) = split_names(solver, (*SOLVERS, *BOUNDS, *HOSTED), "--solver", most=1)
     second, share = second_objective((objective,), then, tolerance)
-    (place,) = cast("tuple[Place]", split_names(kv, KV_PLACES, "--kv", most=1))
+    place = kv_place(kv)
     check_outputs(
         {"--out": out},
         [profile_folder, model, *map(Path, filter(None, (routing, hardware)))],

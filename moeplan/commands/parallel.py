@@ -15,10 +15,10 @@ from rich.text import Text
 from moeplan.commands.common import (
     Json,
     OutputsFile,
-    give_outputs,
     plain,
     reporter_of,
 )
+from moeplan.commands.outputs import give_outputs
 from moeplan.options import check_outputs, parse_size, read_prompts
 from moeplan.output import human_bytes, human_number, human_time
 from planner.documents import ExpertPlacement, load_document

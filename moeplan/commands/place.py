@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["place"]
 
 _DEFAULT_TIME_LIMIT_SECONDS = 30.0
+_UNCHOSEN = (
+    "searched all layers without a choice: of so few fitted batches none could be kept apart to "
+    "compare it with the rules on (--scenarios 16 or more can)."
+)
 
 
 def place(
@@ -95,6 +99,7 @@ def place(
     from planner.placement import METHODS, SINGLE, Cluster, expert_room, file_hash, scenes_of
     from planner.placement import place as place_experts
     from planner.routing_sources import load_source
+    from solvers.placement.rules import RULES
 
     reporter = reporter_of(ctx)
     names = split_names(method, METHODS, "--method")
@@ -166,6 +171,8 @@ def place(
     for one in placements:
         if one.candidates:
             reporter.show(Text(_choice(one)))
+        elif one.method not in RULES:
+            reporter.show(Text(f"{one.method} {_UNCHOSEN}"))
     if out is not None:
         reporter.show(Text(f"{placements[0].method} is written to {out}"))
     summaries = [{**placement_summary(one), "hash": document_hash(one)} for one in placements]

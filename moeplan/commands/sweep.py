@@ -13,15 +13,20 @@ from rich.table import Table
 from rich.text import Text
 
 from moeplan.commands.common import (
+    AttentionSinks,
+    AttentionWindow,
     Json,
+    KvPlace,
     NewTokens,
     ObjectiveName,
     PlotsFile,
+    Predictors,
     PromptTokens,
     Requests,
     Seed,
     SolverName,
     TimeLimit,
+    kv_place,
     plan_summary,
     reporter_of,
     search_seconds,
@@ -36,6 +41,7 @@ from moeplan.commands.sweep_pairs import (
     ModelList,
     PairOptions,
     RayAddress,
+    Search,
     Workers,
     sweep_of_pairs,
 )
@@ -81,6 +87,10 @@ def sweep(
     requests: Requests = 64,
     prompt_tokens: PromptTokens = 64,
     new_tokens: NewTokens = 16,
+    attention_window: AttentionWindow = None,
+    attention_sinks: AttentionSinks = None,
+    kv: KvPlace = "auto",
+    predictors: Predictors = False,
     objective: ObjectiveName = "throughput",
     solver: SolverName = "cpsat",
     time_limit: TimeLimit = None,
@@ -97,7 +107,8 @@ def sweep(
     (objective,) = split_names(objective, OBJECTIVES, "--objective", most=1)
     (solver,) = split_names(solver, names(), "--solver", most=1)
     limit = search_seconds((solver,), time_limit)
-    workload = workload_of(requests, prompt_tokens, new_tokens)
+    workload = workload_of(requests, prompt_tokens, new_tokens, attention_window, attention_sinks)
+    search = Search(solver, objective, limit, seed, kv_place(kv), predictors)
     options = PairOptions(
         models, hardware, budgets, routing, series, dtype, host_memory, engine, ray_address,
         workers, store,
@@ -106,14 +117,12 @@ def sweep(
         if memory is not None or html is not None:
             option = "--memory" if memory is not None else "--html"
             raise OptionError(f"{option} is for a sweep of a PROFILE_DIR, and none was given")
-        sweep_of_pairs(reporter, options, steps, workload, solver, objective, limit, seed)
+        sweep_of_pairs(reporter, options, steps, workload, search)
         return
     options.check_unused(profile_folder)
     if memory is None:
         raise OptionError("--memory is missing: give a range of budgets, as in 1GiB..8GiB")
-    _frontier(
-        reporter, profile_folder, memory, steps or 8, workload, objective, solver, limit, seed, html
-    )
+    _frontier(reporter, profile_folder, memory, steps or 8, workload, search, html)
 
 
 def _frontier(
@@ -122,10 +131,7 @@ def _frontier(
     memory: str,
     steps: int,
     workload: Workload,
-    objective: str,
-    solver: str,
-    limit: float,
-    seed: int,
+    search: Search,
     html: Path | None,
 ) -> None:
     from planner.sweep import budgets_between
@@ -142,10 +148,7 @@ def _frontier(
             loaded,
             workload,
             budgets,
-            solver=solver,
-            objective=objective,
-            time_limit_seconds=limit,
-            seed=seed,
+            **search._asdict(),
             progress=progress,
         )
     smallest = next((p.smallest_bytes for p in points if p.smallest_bytes is not None), None)
@@ -162,8 +165,8 @@ def _frontier(
     for row in rows:
         table.add_row(*row)
     about = (
-        f"{work_words(workload)}; solver {solver}, objective {objective}. Predicted on held-out "
-        "routing."
+        f"{work_words(workload)}; solver {search.solver}, objective {search.objective}. Predicted "
+        "on held-out routing."
     )
     reporter.show(Text(about))
     reporter.show(table)
@@ -176,7 +179,7 @@ def _frontier(
         page = build_plots(
             f"{name}: memory and throughput",
             about,
-            [frontier_chart({solver: points}, smallest)],
+            [frontier_chart({search.solver: points}, smallest)],
             [TableOf("Budgets", _COLUMNS, tuple(rows), said)],
         )
         write_atomic(html, page.encode())

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.table import Table
@@ -19,6 +19,7 @@ from moeplan.commands.serve import open_store
 from moeplan.options import parse_range, parse_size, split_names
 from moeplan.output import Reporter, human_bytes, human_number
 from planner.documents import Machine, Workload
+from planner.kv import Place
 from planner.sizes import typed_size
 from solvers.errors import OptionError
 
@@ -29,6 +30,7 @@ __all__ = [
     "ModelList",
     "PairOptions",
     "RayAddress",
+    "Search",
     "Workers",
     "sweep_of_pairs",
 ]
@@ -60,6 +62,17 @@ ENGINES = ("local", "ray")
 _DEFAULT_STEPS = 8
 _MOST_PAIRS = 1_000_000
 _SHOWN = 40
+
+
+class Search(NamedTuple):
+    """How each plan of a sweep is searched for, in the words of ``make_plan``."""
+
+    solver: str
+    objective: str
+    time_limit_seconds: float
+    seed: int
+    kv: Place
+    predictors: bool
 
 
 @dataclass(frozen=True)
@@ -97,10 +110,7 @@ def sweep_of_pairs(
     options: PairOptions,
     steps: int | None,
     workload: Workload,
-    solver: str,
-    objective: str,
-    time_limit_seconds: float,
-    seed: int,
+    search: Search,
 ) -> None:
     """Plan each model on each machine within each budget, and say what came of it.
 
@@ -140,10 +150,12 @@ def sweep_of_pairs(
         options.series,
         options.dtype,
         workload,
-        solver,
-        objective,
-        time_limit_seconds if searches(solver) else None,
-        seed,
+        search.solver,
+        search.objective,
+        search.time_limit_seconds if searches(search.solver) else None,
+        search.seed,
+        search.kv,
+        search.predictors,
     )
     asked.check()
     store = open_store(options.store)

@@ -18,7 +18,6 @@ from moeplan.commands.common import (
     ProfileOption,
     PromptsFile,
     costs_of,
-    give_outputs,
     hardware_of,
     load_plan,
     plain,
@@ -26,8 +25,9 @@ from moeplan.commands.common import (
     say,
     trace_summary,
 )
+from moeplan.commands.outputs import give_outputs
 from moeplan.options import check_outputs, optional_pace, read_prompts
-from moeplan.output import Reporter, human_bytes, human_number, human_time
+from moeplan.output import Reporter, human_bytes, human_number, human_time, one_line
 from moeplan.words import explain_trace, range_words, served_words
 from planner.comparable import disk_pace, pace_words
 from planner.documents import (
@@ -180,9 +180,12 @@ def run(
             raise
         made = engine.trace()
     lines = _lines(outputs)
-    give_outputs(reporter, lines, out)
-    if trace is not None:
-        write_document(made, trace)
+    try:
+        give_outputs(reporter, lines, out)
+    finally:
+        # what can be kept is, whatever else cannot
+        if trace is not None:
+            write_document(made, trace)
     say(reporter, explain_trace(made, plan, hardware))
     reporter.result(
         {
@@ -228,7 +231,12 @@ def _keep_finished(reporter: Reporter, outputs: Sequence[Output], out: Path | No
     finished = [output for output in outputs if output.finished]
     if not finished:
         return
-    give_outputs(reporter, _lines(finished), out)
+    try:
+        give_outputs(reporter, _lines(finished), out)
+    except MoeplanError as error:
+        # what ended the run is what is told in the end
+        reporter.note(f"moeplan: {one_line(str(error))}")
+        return
     if out is not None:
         reporter.note(f"moeplan: {len(finished)} of {len(outputs)} outputs had ended: see {out}")
 

@@ -10,10 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from moeplan.commands.common import (
+    AttentionSinks,
+    AttentionWindow,
     Json,
+    KvPlace,
     Memory,
     NewTokens,
     PlotsFile,
+    Predictors,
     ProfileFolder,
     PromptTokens,
     Requests,
@@ -21,6 +25,7 @@ from moeplan.commands.common import (
     Then,
     TimeLimit,
     Tolerance,
+    kv_place,
     plain,
     plan_summary,
     reporter_of,
@@ -52,6 +57,10 @@ def compare(
     requests: Requests = 64,
     prompt_tokens: PromptTokens = 64,
     new_tokens: NewTokens = 16,
+    attention_window: AttentionWindow = None,
+    attention_sinks: AttentionSinks = None,
+    kv: KvPlace = "auto",
+    predictors: Predictors = False,
     solvers: Annotated[
         str | None,
         typer.Option(
@@ -87,12 +96,15 @@ def compare(
     if second is not None and not any(searches(name) for name in chosen):
         follows = "follows a rule" if len(asked) == 1 else "follow rules"
         raise OptionError(f"--then {second} has no effect: {', '.join(asked)} {follows}")
+    place = kv_place(kv)
+    if predictors and not chosen:
+        raise OptionError(f"--predictors has no effect: {', '.join(asked)} makes no plan")
     check_outputs({"--html": html}, [profile_folder])
     if html is not None:
         require_plotly()
     limit = search_seconds(asked, time_limit)
     loaded = load_profile(profile_folder)
-    workload = workload_of(requests, prompt_tokens, new_tokens)
+    workload = workload_of(requests, prompt_tokens, new_tokens, attention_window, attention_sinks)
     bounds: list[BoundRow] = []
     charts: list[Chart] = []
     with reporter.steps("compare") as progress:
@@ -109,6 +121,8 @@ def compare(
             seed=seed,
             then=second,
             tolerance=share,
+            kv=place,
+            predictors=predictors,
             progress=lambda done, _, what: progress(done, total, what),
         )
         for done, (goal, name) in enumerate(limits, planned):
@@ -121,6 +135,7 @@ def compare(
                     solver=name,
                     objective=goal,
                     seed=seed,
+                    kv=place,
                 )
             )
         if html is not None and chosen:
@@ -132,6 +147,8 @@ def compare(
                 objective=goals[0],
                 limit_seconds=limit,
                 seed=seed,
+                kv=place,
+                predictors=predictors,
                 steps=progress,
             )
     tables = []

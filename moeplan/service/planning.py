@@ -9,6 +9,7 @@ from typing import Any
 
 from planner.check import check_plan
 from planner.documents import Plan, Workload
+from planner.looking_ahead import with_predictors
 from planner.profiles import Profile
 from planner.solve import make_plan
 from solvers.registry import Progress
@@ -53,6 +54,8 @@ def plan_of(
         cap_seconds=cap_seconds,
         kv=inputs.get("kv", "auto"),
     )
+    if inputs.get("predictors", False):
+        made = with_predictors(made, profile, inputs["seed"])
     faults = check_plan(made, profile)
     if faults:
         raise RuntimeError(f"the checker refuses the new plan: {faults}")

@@ -135,6 +135,13 @@ class _Search(Strict):
         default=None, description="Of solvers that search (10).", examples=[10.0]
     )
     seed: Seed = 0
+    kv: KvPlace | None = Field(
+        default=None, description="Where keys and values lie (what is better)."
+    )
+    predictors: bool = Field(
+        default=False,
+        description="Let layers follow a predictor where it finds more than the list.",
+    )
 
     def _inputs(self, solvers: tuple[str, ...], objectives: tuple[str, ...]) -> dict[str, Any]:
         searching = any(map(searches, solvers))
@@ -146,8 +153,13 @@ class _Search(Strict):
             if getattr(self, name) is not None and not searching:
                 said = f"{name} has no effect: {', '.join(solvers)} follows a rule"
                 raise no_effect(f"body.{name}", said)
+        asked = self.model_dump()
+        if self.kv is None:
+            del asked["kv"]  # so that what was asked for before these could be is the same job
+        if not self.predictors:
+            del asked["predictors"]
         return {
-            **self.model_dump(),
+            **asked,
             "tolerance": DEFAULT_TOLERANCE if self.tolerance is None else self.tolerance,
             "time_limit_seconds": self.time_limit_seconds or DEFAULT_TIME_LIMIT_SECONDS,
         }
@@ -158,9 +170,6 @@ class PlanRequest(_Search):
 
     solver: Solver = "cpsat"
     objective: ObjectiveName = "throughput"
-    kv: KvPlace | None = Field(
-        default=None, description="Where keys and values lie (what is better)."
-    )
 
     def inputs(self) -> dict[str, Any]:
         """Of the job.
@@ -170,10 +179,7 @@ class PlanRequest(_Search):
         Refusal
             If an option can have no effect.
         """
-        asked = self._inputs((self.solver,), (self.objective,))
-        if self.kv is None:
-            del asked["kv"]  # so that what was asked for before this could be is the same job
-        return asked
+        return self._inputs((self.solver,), (self.objective,))
 
 
 class CompareRequest(_Search):

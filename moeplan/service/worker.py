@@ -18,13 +18,15 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from moeplan.service.errors import StoreError
+from moeplan.service.errors import StoreError, StoreFullError
 from moeplan.service.problems import problem, problem_of
 from moeplan.service.store import Beat, Job, Store
+from moeplan.service.store.documents import Entry
 from solvers.errors import MoeplanError
 
 __all__ = ["Worker", "WorkerSettings", "main"]
@@ -140,8 +142,18 @@ class Worker:
             )
             self._store.jobs.fail(job, problem(500, "internal", "Internal error", detail))
         else:
-            if not self._store.jobs.finish(job, entries, result):
-                self._store.jobs.confirm_cancel(job)
+            self._keep(job, entries, result)
+
+    def _keep(self, job: Job, entries: Sequence[Entry], result: str) -> None:
+        """End a job with what was made; where the store's disk is full, wait for room with it."""
+        while True:
+            try:
+                if not self._store.jobs.finish(job, entries, result):
+                    self._store.jobs.confirm_cancel(job)
+                return
+            except StoreFullError as error:
+                _log.warning("what job %s made waits for room: %s", job.id, error)
+                time.sleep(_DATABASE_RETRY_SECONDS)
 
     def _tell(self, progress: dict[str, Any]) -> None:
         self._told = progress

@@ -17,6 +17,7 @@ from moeplan.service.store.documents import Entry
 from moeplan.sweeps.task import Packed, packed_of
 from planner.documents import Machine, ModelSpec, Workload
 from planner.drawn_routing import DrawnRouting, draw_routing
+from planner.kv import Place
 from planner.model_spec import read_model
 from planner.offline import (
     check_budget,
@@ -63,10 +64,12 @@ class Asked:
         As for ``draw_routing``.
     dtype
         Type to compute in; None: as weights are stored.
-    workload, solver, objective, seed
+    workload, solver, objective, seed, kv
         As for ``make_plan``.
     time_limit_seconds
         What the solver's counted work is derived from; None for a solver that does not search.
+    predictors
+        Whether layers may follow one.
     """
 
     models: tuple[Model, ...]
@@ -80,6 +83,8 @@ class Asked:
     objective: str
     time_limit_seconds: float | None
     seed: int
+    kv: Place = "auto"
+    predictors: bool = False
 
     @property
     def count(self) -> int:
@@ -131,11 +136,15 @@ class Asked:
                 requests=work.requests,
                 prompt_tokens=work.prompt_tokens,
                 new_tokens=work.new_tokens,
+                attention_window=work.attention_window,
+                attention_sinks=work.attention_sinks,
             ),
             solver=self.solver,
             objective=self.objective,
             time_limit_seconds=self.time_limit_seconds,
             seed=self.seed,
+            kv=None if self.kv == "auto" else self.kv,
+            predictors=self.predictors,
         ).inputs()
 
 

@@ -195,6 +195,10 @@ class _Sweep:
             "time_limit_seconds": asked.time_limit_seconds,
             "seed": asked.seed,
         }
+        if asked.kv != "auto":
+            inputs["kv"] = asked.kv
+        if asked.predictors:
+            inputs["predictors"] = True
         rows = [self._swept.rows[index] for index in range(asked.count)]
         name = (
             f"{len(asked.models)} models on {len(asked.machines)} machines within "

@@ -31,6 +31,7 @@ from planner.documents.placement import (
 )
 from planner.documents.plan import (
     MOST_REQUESTS,
+    Asked,
     Inputs,
     LayerPolicy,
     Locations,
@@ -67,6 +68,7 @@ DOCUMENTS: dict[str, type[Document]] = {
 __all__ = [
     "DOCUMENTS",
     "MOST_REQUESTS",
+    "Asked",
     "BalanceFigures",
     "Channel",
     "CostProfile",

@@ -24,6 +24,7 @@ from planner.documents.timeline import EventKind, Timeline
 
 __all__ = [
     "MOST_REQUESTS",
+    "Asked",
     "Inputs",
     "LayerPolicy",
     "Locations",
@@ -207,6 +208,36 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """How a plan was asked for, beside its workload, budget, objective and seed: whoever plans it
+    anew (``planner.explain``) does so with the same.
+
+    Attributes
+    ----------
+    solver
+        The back end; the plan may be a strategy's that was better.
+    kv
+        Where keys and values were to lie; ``auto``: where it is better.
+    predictors
+        Whether layers may follow a predictor.
+    then, tolerance
+        The second objective, and the share of the first one that it may give up.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    solver: str
+    kv: Literal["auto", "device", "below"] = "auto"
+    predictors: bool = False
+    then: Added[str] = None
+    tolerance: Added[Fraction] = None
+
+    def __post_init__(self) -> None:
+        if (self.then is None) != (self.tolerance is None):
+            raise ValueError("then and tolerance go together")
+
+
+@dataclass(frozen=True, slots=True)
 class Locations:
     """Where the inputs lay when the plan was made: hints, which options override."""
 
@@ -260,6 +291,8 @@ class Plan(Document):
         Baselines that were compared, with their objective; the plan is the best of them.
     notes
         Sentences for the reader: why this n, what binds, what was cut to fit.
+    asked
+        None: of a plan that was made by hand, or by a moeplan that did not say it yet.
     """
 
     kind: ClassVar[str] = "plan"
@@ -283,6 +316,7 @@ class Plan(Document):
     chosen_over: Keyed[str, float]
     notes: tuple[str, ...]
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
+    asked: Added[Asked] = None
 
     def __post_init__(self) -> None:
         if "device" not in self.memory:

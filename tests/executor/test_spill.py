@@ -22,8 +22,8 @@ from executor.direct import Pacer, preadv
 from executor.source import open_weights
 from executor.spill import Spill
 from planner.documents import LayerPolicy, ModelSpec, Policy, Workload
-from planner.memory import account_device, aligned, smallest_policy
-from solvers.errors import RunError, UnsupportedError
+from planner.memory import account_device, aligned, smallest_budget, smallest_policy
+from solvers.errors import BudgetError, RunError, UnsupportedError
 
 NEW_TOKENS = 6
 WORK = Workload(7, 12, NEW_TOKENS)
@@ -249,3 +249,19 @@ def test_a_plan_for_a_gpu_is_refused(checkpoint_of: Callable[..., Path], helpers
         check_account(plan, source.model)
         with pytest.raises(UnsupportedError, match="stay on the device where that is 'cuda'"):
             check_account(replace(plan, device="cuda"), source.model)
+
+
+def test_the_smallest_budget_is_that_of_either_place(
+    checkpoint_of: Callable[..., Path], helpers: Any
+) -> None:
+    work = Workload(1, 60, 40)
+    checkpoint = checkpoint_of("mixtral")
+    with open_weights(checkpoint) as source:
+        plan = helpers.plan(checkpoint, below(source.model, 0, n_batches=1, batch_size=1), work)
+        on_device = smallest_budget(source.model, work, 4)
+        beneath = smallest_budget(source.model, work, 4, "below")
+        assert beneath < on_device
+        tight = replace(plan.memory["device"], capacity_bytes=beneath - 1)
+        with pytest.raises(BudgetError, match=f"at least {beneath} bytes") as caught:
+            check_account(replace(plan, memory={"device": tight}), source.model)
+    assert caught.value.smallest_bytes == beneath

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from executor import Output
 from moeplan import cli
+from moeplan.commands.use import _keep_finished
+from moeplan.output import Reporter
+from planner.documents import Trace, load_document
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKPOINT = str(ROOT / "examples" / "pycode-moe")
@@ -53,3 +61,56 @@ def test_one_line_and_exit_code_1(
     assert said[-1] == words
     # a store that was begun goes on with the same command
     assert [path.name for path in tmp_path.iterdir()] == (["store"] if place == "store" else [])
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system without room."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    argv = ["mount", "-t", "tmpfs", "-o", "size=8k", "none", str(place)]
+    if os.geteuid() != 0 or subprocess.run(argv, capture_output=True, check=False).returncode:
+        pytest.skip("a file system of its own can only be mounted by root")
+    try:
+        (place / "filler").write_bytes(b"x" * 8192)
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_outputs_that_do_not_fit_are_shown(
+    as_json: bool,
+    small_disk: Path,
+    made: SimpleNamespace,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    out, trace = small_disk / "outputs.jsonl", tmp_path / "trace.json"
+    argv = ["run", made.plan, "--prompts", made.prompts, "--out", out, "--trace", trace]
+    assert cli.main([*map(str, argv), *(["--json"] if as_json else [])]) == 1
+    told = capsys.readouterr()
+    words = f"{out}: the disk is full: make room there, or name another place"
+    assert told.err.splitlines()[-1] == f"moeplan: {words}"
+    prompts = made.prompts.read_text().splitlines()
+    if as_json:
+        assert json.loads(told.out) == {"error": {"class": "RunError", "message": words}}
+        lines = [json.loads(line) for line in told.err.splitlines() if line.startswith("{")]
+        assert [line["prompt"] for line in lines] == prompts
+        assert all(len(line["token_ids"]) == 4 for line in lines)
+    else:
+        assert all(prompt in told.out for prompt in prompts)
+    # nothing half-written, and what fits elsewhere is kept
+    assert [path.name for path in small_disk.iterdir()] == ["filler"]
+    assert load_document(Trace, trace).totals.new_tokens == 16
+
+
+def test_what_had_ended_is_shown_where_it_cannot_be_written(
+    small_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outputs = [Output("first", " and last" * 500, (1, 2)), Output("second", "", (3,), False)]
+    _keep_finished(Reporter(False), outputs, small_disk / "outputs.jsonl")
+    told = capsys.readouterr()
+    assert "first and last" in told.out
+    assert "second" not in told.out
+    assert "the disk is full" in told.err

@@ -54,6 +54,11 @@ def test_what_a_search_was_chosen_over_is_said(
     assert "cpsat took what had less on the fullest device" in said
     for name in ("contiguous", "greedy", "anti-correlation", "replicate", "search"):
         assert f"{name} 0." in said
+    # fewer leave no part to choose by
+    assert cli.main([*arguments[:-1], "15", "--time-limit", "1"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "cpsat searched all layers without a choice: of so few fitted batches" in said
+    assert "took what had less" not in said
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,21 @@ def test_sweep(made: SimpleNamespace, command_json: Callable[..., Any], tmp_path
     assert plot_data(html.read_text())[0]["lines"][0]["y"][0] is None
 
 
+def test_options_of_plan_have_effect_in_compare_and_sweep(
+    made: SimpleNamespace, command_json: Callable[..., Any]
+) -> None:
+    more = (*WORK, "--attention-window", 3, "--attention-sinks", 1, "--kv", "below")
+    argv = (made.profile, "--memory", made.memory, *more, "--predictors")
+    (row,) = command_json("compare", *argv, "--solvers", "lru")["rows"]
+    assert row["workload"]["attention_window"] == 3
+    assert (row["asked"]["kv"], row["asked"]["predictors"]) == ("below", True)
+    twice = f"{made.memory}..{2 * int(made.memory)}"
+    argv = ("sweep", made.profile, "--memory", twice, *more, "--steps", 2, "--solver", "lru")
+    points = command_json(*argv)["points"]
+    assert [point["plan"]["asked"]["kv"] for point in points] == ["below", "below"]
+    assert [point["plan"]["workload"]["attention_sinks"] for point in points] == [1, 1]
+
+
 def test_what_is_refused(
     made: SimpleNamespace, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -104,6 +119,18 @@ def test_what_is_refused(
     sweep = ("sweep", made.profile, "--memory")
     assert "no budget of the range works" in refused(capsys, *sweep, "1KiB..2KiB")
     assert "is not a range" in refused(capsys, *sweep, "1GiB")
+    both = (("compare", made.profile, "--memory", made.memory), (*sweep, "1MiB..2MiB"))
+    for argv in both:
+        assert "without --attention-window" in refused(capsys, *argv, "--attention-sinks", 2)
+        assert "--kv 'host' is unknown" in refused(capsys, *argv, "--kv", "host")
+    bound = (*both[0], "--solvers", "belady", "--predictors")
+    assert "--predictors has no effect: belady makes no plan" in refused(capsys, *bound)
+    rule = tmp_path / "plan.json"
+    assert cli.main([str(part) for part in (*plan, *WORK, "--solver", "lru")]) == 0
+    capsys.readouterr()
+    told = refused(capsys, "explain", rule, "--time-limit", 1)
+    assert told.endswith("--time-limit has no effect: lru follows a rule and does not search")
+    rule.unlink()
     assert list(tmp_path.iterdir()) == []
 
 

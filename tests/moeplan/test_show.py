@@ -321,3 +321,11 @@ def test_how_experts_were_met_is_told(trace: Trace) -> None:
         "Of 10 experts that layers needed: 60% always in memory, 10% kept from before, 30% copied "
         "on demand."
     ) in text
+
+
+def test_no_bar_speaks_of_head_tiles_alone_where_none_stays() -> None:
+    # the final norm is in it, too, and stays where no tile does
+    console = Console(file=io.StringIO(), width=100)
+    console.print(memory_bars({"head": 4096, "kv": 8192}, 1 << 20))
+    (line,) = [row for row in console.file.getvalue().splitlines() if "4.0 KiB" in row]  # type: ignore[attr-defined]
+    assert line.startswith("final norm, head tiles that stay")

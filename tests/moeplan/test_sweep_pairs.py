@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -495,3 +496,31 @@ def test_a_model_of_an_unknown_kind_keeps_its_name(models: list[Path]) -> None:
     (other,) = read_models((models[2],))
     assert isinstance(other.found, UnsupportedError)
     assert other.name == "other"
+
+
+def test_a_sweep_asks_for_what_it_was_asked_for(models: list[Path]) -> None:
+    work = Workload(2, 8, 2, attention_window=3, attention_sinks=1)
+    plain = Asked(
+        read_models(tuple(models[:1])),
+        (named_machine("t4"),),
+        (1 << 20,),
+        "uniform",
+        None,
+        None,
+        work,
+        "lru",
+        "throughput",
+        None,
+        0,
+    )
+    inputs = plain.inputs("0" * 64, 1 << 20)
+    assert inputs["workload"] == {
+        "requests": 2,
+        "prompt_tokens": 8,
+        "new_tokens": 2,
+        "attention_window": 3,
+        "attention_sinks": 1,
+    }
+    assert not {"kv", "predictors"} & set(inputs)
+    more = replace(plain, kv="below", predictors=True).inputs("0" * 64, 1 << 20)
+    assert more == {**inputs, "kv": "below", "predictors": True}

@@ -21,6 +21,7 @@ FREE = {
     "locations": "hints; the hashes in inputs say what must lie there",
     "notes": "sentences for the reader, made from the numbers",
     "chosen_over": "rivals' objectives, which only planning again could tell",
+    "asked.predictors": "layers may follow one, and none need be better",
     # another legal choice, which need not make a difference to a replay
     "policy.reserve": "as many slots for demanded copies as can be had",
     "policy.chunk_bytes": "units of one chunk are the same in larger ones",

@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 
 from planner.check import check_plan
+from planner.compare import compare
 from planner.documents import Plan, Workload, document_hash
 from planner.encode import schedule_of
+from planner.explain import explain
 from planner.groups import smallest_budget_bytes
 from planner.looking_ahead import with_predictors
 from planner.profiles import Profile
 from planner.recompute import candidate_of
 from planner.solve import make_plan
+from planner.sweep import sweep
 
 WORKLOAD = Workload(requests=1, prompt_tokens=8, new_tokens=8)
 
@@ -77,3 +80,28 @@ def test_memory_is_shared_out_within_the_budget(small_profile: Profile, right: b
     made = with_predictors(plan_of(profile), profile)
     account = made.memory["device"]
     assert account.peak_bytes <= account.capacity_bytes
+
+
+def test_comparisons_sweeps_and_explanations_look_ahead_too(small_profile: Profile) -> None:
+    profile = routed(small_profile, right=True)
+    plan = plan_of(profile)
+    memory = plan.memory["device"].capacity_bytes
+    made = with_predictors(plan, profile)
+    assert plan.asked is not None
+    assert made.asked == replace(plan.asked, predictors=True)
+    rows = [
+        compare(profile, WORKLOAD, memory_bytes=memory, solvers=("frequency",), predictors=ahead)[0]
+        for ahead in (False, True)
+    ]
+    assert [row.plan.policy for row in rows] == [plan.policy, made.policy]
+    # the bound of the class plan is none for what prefetches by what was chosen before
+    assert [row.plan_bound is None for row in rows] == [plan.policy.eviction != "none", True]
+    points = sweep(profile, WORKLOAD, (memory, memory + 4096), solver="frequency", predictors=True)
+    swept = [point.plan for point in points if point.plan is not None]
+    assert swept[0].policy == made.policy
+    assert swept[1].objective <= swept[0].objective
+    assert swept[1].memory["device"].capacity_bytes == memory + 4096
+    assert [check_plan(one, profile) for one in swept] == [[], []]
+    found = explain(made, profile)
+    (own,) = [point for point in found.groups if point.sequences == 1]
+    assert own.objective == made.objective

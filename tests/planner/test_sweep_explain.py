@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from planner.busy import BINDS_WORDS, busy_of
 from planner.check import check_plan
-from planner.compare import compare_bound
-from planner.documents import Plan, Workload
+from planner.compare import compare, compare_bound
+from planner.documents import Asked, Plan, PredictedTotals, Workload
 from planner.explain import explain
 from planner.groups import needed_bytes, smallest_budget_bytes
 from planner.solve import make_plan
@@ -120,6 +122,10 @@ def test_explanation(small_profile: Any, plan: Plan) -> None:
     totals = plan.predicted.totals
     waits = totals.bubble_inter_layer_ns + totals.bubble_intra_layer_ns
     assert found.compute_busy == pytest.approx(1 - waits / totals.wall_ns, abs=1e-3)
+    # the plan's own note says the same
+    busy = f"the channel is busy {found.channel_busy:.0%} of the time, compute "
+    busy += f"{found.compute_busy:.0%}"
+    assert f"{BINDS_WORDS[found.binds]}; {busy}" in plan.notes
     assert found.memory == plan.memory["device"].by_purpose
     assert list(found.memory.values()) == sorted(found.memory.values(), reverse=True)
     account = plan.memory["device"]
@@ -136,6 +142,31 @@ def test_explanation(small_profile: Any, plan: Plan) -> None:
     if found.prefetching is not None:
         assert found.prefetching.objective == plan.objective
         assert 0 <= found.prefetching.wasted_share <= 1
+
+
+@pytest.mark.parametrize(
+    ("copies", "inter", "intra", "shares", "binds"),
+    [
+        # of 100 ns: the channel works 60 and computation 100 - 5 - 25 = 70
+        (60, 5, 25, (0.7, 0.6), "latency"),
+        (90, 5, 25, (0.7, 0.9), "copies"),
+        (90, 2, 3, (0.95, 0.9), "compute"),
+        (79, 20, 1, (0.79, 0.79), "latency"),
+        # the last copy ends after the run
+        (120, 0, 50, (0.5, 1.0), "copies"),
+        (0, 0, 0, (1.0, 0.0), "compute"),
+    ],
+)
+def test_what_binds(
+    copies: int, inter: int, intra: int, shares: tuple[float, float], binds: str
+) -> None:
+    kinds: Any = {"expert": 50, "copy_dense": copies // 3, "copy_demand": copies - copies // 3}
+    found = busy_of(PredictedTotals(100, 40, 60, 1, inter, intra, kinds))
+    assert (found.compute, found.channel) == pytest.approx(shares)
+    assert (found.host, found.binds) == (0, binds)
+    # a CPU that is busier than both
+    slow = busy_of(PredictedTotals(100, 40, 60, 1, inter, intra, {**kinds, "host_expert": 101}))
+    assert (slow.host, slow.binds) == (1.01, "host")
 
 
 def test_nothing_to_explain_where_all_is_resident(small_profile: Any) -> None:
@@ -161,3 +192,64 @@ def test_the_needed_bytes_are_exact(small_profile: Any, kv: Any) -> None:
     assert made.memory["device"].peak_bytes <= least
     with pytest.raises(BudgetError):
         make_plan(small_profile, WORKLOAD, memory_bytes=least - 1, solver="lru", kv=kv)
+
+
+# keys and values of four sequences of 220 tokens are larger than all else
+LONG = Workload(requests=4, prompt_tokens=200, new_tokens=20)
+
+
+@pytest.mark.parametrize("kv", ["device", "below"])
+def test_what_a_plan_was_asked_for_is_kept_when_it_is_explained(
+    small_profile: Any, kv: Any
+) -> None:
+    budget = smallest_budget_bytes(small_profile, LONG, "device") + (1 << 16)
+    made = make_plan(small_profile, LONG, memory_bytes=budget, solver="lru", kv=kv)
+    assert made.asked == Asked("lru", kv)
+    found = explain(made, small_profile)
+    price = found.memory_price
+    assert price is not None
+
+    def more(**asked: Any) -> float:
+        memory = budget + int(price.added)
+        return make_plan(small_profile, LONG, memory_bytes=memory, **asked).objective
+
+    assert price.replanned == more(solver="lru", kv=kv)
+    assert price.replanned != more(solver="lru", kv="below" if kv == "device" else "device")
+    own = min(made.policy.n_batches * made.policy.batch_size, LONG.requests)
+    assert [point.objective for point in found.groups if point.sequences == own] == [
+        pytest.approx(made.objective)
+    ]
+
+
+def test_a_plan_is_not_what_was_not_asked_for(small_profile: Any) -> None:
+    budget = smallest_budget_bytes(small_profile, LONG, "device") + (1 << 16)
+    made = make_plan(small_profile, LONG, memory_bytes=budget, solver="lru", kv="below")
+    for asked, where in (
+        (Asked("lru", "device"), "asked.kv"),
+        (Asked("lur", "below"), "asked.solver"),
+        (Asked("lru", "below", then="throughput", tolerance=0.1), "asked.then"),
+    ):
+        (fault,) = check_plan(replace(made, asked=asked))
+        assert fault.where == where
+    first = replace(made.policy.layers[0], prefetch=(0,), resident=(), predictor="popularity")
+    policy = replace(made.policy, layers=(first, *made.policy.layers[1:]))
+    faults = check_plan(replace(made, policy=policy))
+    assert "asked.predictors" in [fault.where for fault in faults]
+    with pytest.raises(ValueError, match="go together"):
+        Asked("cpsat", then="bytes")
+
+
+def test_comparisons_and_sweeps_take_the_place_of_keys_and_values(small_profile: Any) -> None:
+    budget = smallest_budget_bytes(small_profile, LONG, "device")
+    for kv, place in (("device", None), ("below", "below")):
+        (row,) = compare(small_profile, LONG, memory_bytes=budget, solvers=("lru",), kv=kv)
+        assert row.plan.policy.kv == place
+        budgets = (budget, budget + (1 << 20))
+        points = sweep(small_profile, LONG, budgets, solver="lru", kv=kv)
+        assert {point.plan.policy.kv for point in points if point.plan} == {place}
+    # a bound with them on the device is no bound for those below it
+    bounds = [
+        compare_bound(small_profile, LONG, memory_bytes=budget, kv=kv).value
+        for kv in ("device", "below")
+    ]
+    assert bounds[0] != bounds[1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 from profiler.curves import (
     drifting,
     figure,
-    fit_affine,
     fit_curve,
     fit_surface,
     isotonic,
@@ -101,33 +99,6 @@ def test_a_surface_never_decreases_in_either_direction() -> None:
     assert surface.second == (8, 16)
     assert surface.curves[0].duration_ns == (50, 80)
     assert surface.curves[1].duration_ns == (50, 90)
-
-
-def test_an_affine_fit_finds_latency_and_bandwidth() -> None:
-    # 1000 ns + 2 ns a byte, exactly: 0.5 GB/s
-    samples = {size: [1000 + 2 * size] * 4 for size in (100, 1000, 5000)}
-    fit = fit_affine(samples)
-    assert fit.latency_ns.value == pytest.approx(1000)
-    assert fit.bandwidth_bytes_per_second.value == pytest.approx(5e8)
-    assert fit.held_out_error == pytest.approx(0, abs=1e-9)
-    assert fit(300) == pytest.approx(1600)
-
-
-def test_an_affine_fit_has_no_negative_latency() -> None:
-    fit = fit_affine({100: [100], 1000: [1900]})
-    assert fit.latency_ns.value == 0
-    # least squares of b * x = 1 over x = 100/100 and 1000/1900
-    shares = np.array([1.0, 1000 / 1900])
-    assert fit.bandwidth_bytes_per_second.value == pytest.approx(
-        1e9 * (shares**2).sum() / shares.sum()
-    )
-
-
-def test_an_affine_fit_refuses_what_it_cannot_fit() -> None:
-    with pytest.raises(ValueError, match="two sizes"):
-        fit_affine({5: [1, 2]})
-    with pytest.raises(ValueError, match="do not grow"):
-        fit_affine({100: [1000], 200: [100]})
 
 
 def test_drift_is_what_lies_between_moments() -> None:

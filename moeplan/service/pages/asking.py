@@ -21,6 +21,7 @@ from moeplan.service.pages.forms import (
     percent,
     size,
     whole,
+    yes,
 )
 from moeplan.service.pages.render import page
 from moeplan.service.problems import Refusal
@@ -67,6 +68,41 @@ def _search_fields(service: Service, *between: Field) -> list[Field]:
         Field("new_tokens", "New tokens", whole, ("16",), place=(*work, "new_tokens")),
         *between,
         Field(
+            "attention_window",
+            "Attention window",
+            whole,
+            optional=True,
+            more=True,
+            help="Last tokens that one attends to: less memory, other outputs. All, unless given.",
+            place=(*work, "attention_window"),
+        ),
+        Field(
+            "attention_sinks",
+            "Attention sinks",
+            whole,
+            optional=True,
+            more=True,
+            help="First tokens of a sequence that are seen, too. It goes with the window.",
+            place=(*work, "attention_sinks"),
+        ),
+        Field(
+            "kv",
+            "Keys and values",
+            choices=(("device", "on the device"), ("below", "below it, of layers that stream")),
+            optional=True,
+            more=True,
+            help="Where they lie: what is better, unless chosen.",
+        ),
+        Field(
+            "predictors",
+            "Predictors",
+            yes,
+            choices=(("yes", "where they find more than the lists of prefetches"),),
+            optional=True,
+            more=True,
+            help="What layers copy ahead follows the lists alone, unless chosen.",
+        ),
+        Field(
             "then",
             "Second objective",
             choices=_named(OBJECTIVES),
@@ -101,14 +137,6 @@ def plan_fields(service: Service) -> list[Field]:
         service,
         Field("solver", "Solver", initial=("cpsat",), choices=_named(names())),
         Field("objective", "Objective", initial=("throughput",), choices=_named(OBJECTIVES)),
-        Field(
-            "kv",
-            "Keys and values",
-            choices=(("device", "on the device"), ("below", "below it, of layers that stream")),
-            optional=True,
-            more=True,
-            help="Where they lie: what is better, unless chosen.",
-        ),
     )
 
 

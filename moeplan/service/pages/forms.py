@@ -17,7 +17,18 @@ from moeplan.service.problems import Refusal
 from planner.documents import printable
 from solvers.errors import OptionError
 
-__all__ = ["Field", "Form", "Typed", "bandwidth", "number", "percent", "size", "text", "whole"]
+__all__ = [
+    "Field",
+    "Form",
+    "Typed",
+    "bandwidth",
+    "number",
+    "percent",
+    "size",
+    "text",
+    "whole",
+    "yes",
+]
 
 Typed = dict[str, list[str]]
 _MOST_FIELDS = 200
@@ -72,6 +83,13 @@ def number(typed: str, label: str) -> float:
     if re.fullmatch(r"-?[0-9]{1,18}(\.[0-9]{1,18})?", typed) is None:
         raise OptionError(f"{label} is {typed!r}; write a number, like 10 or 0.5")
     return float(typed)
+
+
+def yes(typed: str, label: str) -> bool:
+    """The one choice that there is."""
+    if typed != "yes":
+        raise OptionError(f"{label} is none of the choices")
+    return True
 
 
 def percent(typed: str, label: str) -> float:

@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 
 from moeplan import cli
 from moeplan.service.guard import is_loopback
-from moeplan.service.requests import PlanRequest
+from moeplan.service.requests import CompareRequest, PlanRequest
 from moeplan.service.store import Store
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -178,8 +178,14 @@ def test_plans_that_are_not_asked_for_well(
 
 def test_a_request_that_leaves_a_later_option_out_is_the_job_that_it_was(plan_request: Any) -> None:
     asked = PlanRequest.model_validate(plan_request("0" * 64))
-    assert "kv" not in asked.inputs()
-    assert asked.model_copy(update={"kv": "below"}).inputs() == {**asked.inputs(), "kv": "below"}
+    assert not {"kv", "predictors"} & set(asked.inputs())
+    later = {"kv": "below", "predictors": True}
+    assert asked.model_copy(update=later).inputs() == {**asked.inputs(), **later}
+    body = plan_request("0" * 64)
+    body["solvers"] = [body.pop("solver")]
+    compared = CompareRequest.model_validate(body)
+    assert not {"kv", "predictors"} & set(compared.inputs())
+    assert compared.model_copy(update=later).inputs() == {**compared.inputs(), **later}
 
 
 @pytest.mark.parametrize(

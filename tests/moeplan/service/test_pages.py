@@ -26,8 +26,9 @@ from moeplan.service.app import AppSettings, create_app
 from moeplan.service.guard import GuardSettings
 from moeplan.service.pages.charts import Axis, Point, chart, frontier
 from moeplan.service.problems import problem
-from moeplan.service.requests import CompareRequest, PlacementRequest
+from moeplan.service.requests import CompareRequest, PlacementRequest, PlanRequest
 from moeplan.service.store import Store
+from moeplan.service.store.jobs import job_id
 from moeplan.service.work import carry_out
 from planner.documents import Trace, document_hash, to_json, write_document
 from planner.documents.base import SEAL
@@ -433,6 +434,17 @@ def test_a_form_makes_the_job_that_the_interface_makes(
     (place,) = re.findall(r'<form method="post" action="([^"]*)" class="ask">', asked)
     answer = client.post(place, data=typed, headers=OWN, follow_redirects=False)
     assert (answer.status_code, answer.headers["location"]) == (303, f"/jobs/{job['id']}")
+    more = {"attention_window": 6, "attention_sinks": 0}
+    work = {"requests": 4, "prompt_tokens": 16, "new_tokens": 4, **more}
+    other = plan_request(profile, workload=work, kv="below", predictors=True)
+    inputs = PlanRequest.model_validate(other).inputs()
+    client.post(f"/v1/jobs/{job['id']}/cancel")
+    chosen = {"attention_window": "6", "attention_sinks": "0", "kv": "below", "predictors": "yes"}
+    answer = client.post(place, data=typed | chosen, headers=OWN, follow_redirects=False)
+    assert answer.headers["location"] == f"/jobs/{job_id('plan', inputs)}"
+    answer = client.post(place, data=typed | {"attention_sinks": "0"}, headers=OWN)
+    assert answer.status_code == 422
+    assert "go together" in answer.text
     answer = client.post("/plans/new", data=typed | {"seed": "1"}, headers=OWN)
     assert answer.status_code == 429
     assert "1 jobs wait already; come again when some are done." in answer.text
