@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.record import machine_facts, machine_words
+from planner.documents.timeline import on_compute
 
 __all__ = ["Cell", "markdown", "summary", "words"]
 
@@ -109,7 +110,7 @@ def summary(cells: list[Cell]) -> dict[str, Any]:
     runs = sum(len(cell.measured) for cell in cells)
     kinds: defaultdict[str, list[float]] = defaultdict(list)
     for cell in cells:
-        wall = sum(ns for name, (_, ns) in cell.kinds.items() if not name.startswith("copy_"))
+        wall = sum(ns for name, (_, ns) in cell.kinds.items() if on_compute(name))
         for name, (predicted, measured) in cell.kinds.items():
             if predicted and max(predicted, measured) > _LEAST_SHARE * wall:
                 kinds[name].append(measured / predicted - 1)

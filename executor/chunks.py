@@ -30,10 +30,12 @@ class Chunk(NamedTuple):
 
 
 class Routed(NamedTuple):
-    """What is computed in a stage, in order: what is here, then what must be copied first."""
+    """What is computed in a stage, in order: what is here, then what must be copied first; and,
+    meanwhile, what the host computes where it lies."""
 
     ready: tuple[Unit, ...]
     demanded: tuple[Unit, ...]
+    hosted: tuple[Unit, ...] = ()
 
 
 class Named(NamedTuple):

@@ -8,7 +8,7 @@ Python; a slot is written to again only behind the event of the last computation
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -168,6 +168,13 @@ class _CudaMemory:
         self._used: dict[Lane, torch.cuda.Event] = {}
         self._recorder: CudaRecorder | None = None
 
+    @property
+    def holds(self) -> bool:
+        return self._backend.link == "h2d"
+
+    def held(self, pieces: tuple[Piece, ...]) -> torch.Tensor | None:
+        return self._backend.held(pieces)
+
     def prepare(self, reader: UnitReader, streamed: list[tuple[Piece, ...]]) -> None:
         if self._backend.link == "h2d":
             for pieces in streamed:
@@ -274,12 +281,16 @@ class _CudaTransfers(Transfers):
         return slot, self._memory.await_arrival(lane) or waited
 
     def route(
-        self, active: list[Unit], dense_stage: int | None, named: Named | None = None
+        self,
+        active: list[Unit],
+        dense_stage: int | None,
+        named: Named | None = None,
+        rows: Mapping[Unit, int] | None = None,
     ) -> Routed:
         """The router has spoken."""
         if dense_stage is not None:
             self._end(Unit(dense_stage, "dense", -1))
-        return super().route(active, dense_stage, named)
+        return super().route(active, dense_stage, named, rows)
 
     def release_dense(self, stage: int) -> None:
         """A layer without experts is done with its dense part."""

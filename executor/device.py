@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import torch
 
@@ -54,6 +56,9 @@ STORED = {
     "I8": torch.int8,
     "U8": torch.uint8,
 }
+
+_TensorAt = Callable[[int, tuple[int, ...], torch.dtype], torch.Tensor]
+"""A tensor over the bytes at an offset."""
 
 _PURPOSES = {"dense": "dense", "expert": "experts", "head": "head"}
 
@@ -129,6 +134,11 @@ class Device:
             policy.chunk_bytes,
             self.ledger,
         )
+        if policy.host is not None and not self.memory.holds:
+            raise UnsupportedError(
+                "the plan has experts computed in host memory, and none lies there: that needs a "
+                "GPU whose weights stream from host memory"
+            )
         self.device, self._arena = self.memory.device, self.memory.regions
         self.adapter.to(self.device)
         dense_bytes = max(
@@ -148,6 +158,7 @@ class Device:
         self._resident: dict[Unit, int] = {}
         self._views: dict[tuple[Unit, int | None], dict[str, torch.Tensor]] = {}
         self._experts: dict[tuple[Unit, int | None], ExpertWeights] = {}
+        self._hosted: dict[Unit, ExpertWeights] = {}
         self.pacer = Pacer(paced_bytes_per_second)
         buffer = ReadBuffer(read_buffer_bytes(model, policy))
         self.ledger.use("workspace", "read buffer", buffer.size_bytes)
@@ -297,26 +308,38 @@ class Device:
         key = (unit, slot)
         weights = self._experts.get(key)
         if weights is None:
-            weights = self._experts[key] = self._expert_at(unit, self._offset(unit, slot))
+            offset = self._offset(unit, slot)
+            weights = self._experts[key] = self._expert_at(unit, offset, self._arena.tensor)
         return weights
 
-    def _expert_at(self, unit: Unit, offset: int) -> ExpertWeights:
+    def host_expert(self, unit: Unit) -> ExpertWeights:
+        """An expert's matrices where they lie, in host memory."""
+        weights = self._hosted.get(unit)
+        if weights is None:
+            held = self.memory.held(self._pieces(unit))
+            if held is None:
+                raise RuntimeError(f"{unit} does not lie in host memory")
+            weights = self._hosted[unit] = self._expert_at(unit, 0, partial(_host_tensor, held))
+        return weights
+
+    def _expert_at(self, unit: Unit, offset: int, tensor: _TensorAt) -> ExpertWeights:
         places, model = self.source.places(unit), self.adapter.model
         if model.quantized is not None:
-            tensors = self._tensors(places, offset)
+            tensors = self._tensors(places, offset, tensor)
             return quantized_expert(model, model.layers[unit.stage], tensors)
         values = self.units.sizes[unit] // self.dtype.itemsize
         return self.adapter.expert_weights(
-            self._arena.tensor(offset, (values,), self.dtype),
+            tensor(offset, (values,), self.dtype),
             {place.role: place.shape for place in places},
         )
 
-    def _tensors(self, places: Iterable[Place], offset: int) -> dict[str, torch.Tensor]:
-        """Tensors of a unit that lies at ``offset``."""
+    def _tensors(
+        self, places: Iterable[Place], offset: int, tensor: _TensorAt | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Tensors of a unit that lies at ``offset`` of the device's memory, or of another."""
+        at = tensor or self._arena.tensor
         return {
-            place.role: self._arena.tensor(
-                offset + place.offset_bytes, place.shape, STORED[place.dtype]
-            )
+            place.role: at(offset + place.offset_bytes, place.shape, STORED[place.dtype])
             for place in places
         }
 
@@ -327,6 +350,14 @@ class Device:
         return self._arena.tensor(
             self._offset(unit, slot), (stop - start, model.hidden_size), self.dtype
         )
+
+
+def _host_tensor(
+    held: torch.Tensor, offset: int, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    """A tensor over bytes in host memory."""
+    size = dtype.itemsize * math.prod(shape)
+    return held[offset : offset + size].view(dtype).view(shape)
 
 
 def quantized_expert(

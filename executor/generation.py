@@ -147,6 +147,7 @@ class Generation:
         finally:
             operations.chooser = None
             self._wall_ns = time.perf_counter_ns() - begin
+            self._runtime.close()
             self._transfers.close()
         self._schedule.check_integrity()
 

@@ -63,6 +63,13 @@ class Memory(Protocol):
     def prepare(self, reader: UnitReader, streamed: list[tuple[Piece, ...]]) -> None:
         """Before the first copy: what will be copied again and again."""
 
+    @property
+    def holds(self) -> bool:
+        """Whether what streams lies in host memory."""
+
+    def held(self, pieces: tuple[Piece, ...]) -> torch.Tensor | None:
+        """A unit's bytes in host memory; None where it does not lie there."""
+
     def fetch(
         self,
         reader: UnitReader,
@@ -114,6 +121,13 @@ class _CpuMemory:
     regions: Arena
     rows: Arena
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def holds(self) -> bool:
+        return False
+
+    def held(self, pieces: tuple[Piece, ...]) -> torch.Tensor | None:
+        return None
 
     def prepare(self, reader: UnitReader, streamed: list[tuple[Piece, ...]]) -> None:
         pass

@@ -25,7 +25,7 @@ from planner.memory import (
     expert_tile_rows,
 )
 
-__all__ = ["Chooser", "ExpertWeights", "Operations", "feed_expert", "tile_of"]
+__all__ = ["Chooser", "ExpertWeights", "Operations", "feed_expert", "feed_rows", "tile_of"]
 
 Chooser = Callable[[list[int], list[torch.Tensor]], list[int]]
 """From unfinished sequences and the logits of each, [vocabulary], to their next tokens."""
@@ -180,6 +180,24 @@ class Operations:
             _add_rows(sums, tokens[:rows], result)
             first += rows
 
+    def host_rows(self, expert: int) -> torch.Tensor:
+        """The tokens that chose an expert, [rows, hidden], in host memory."""
+        normed = self._state.normed
+        first, stop = self._offsets[expert], self._offsets[expert + 1]
+        spans = range(first, stop, EXPERT_TILE_ROWS)
+        parts = [self._order[at : min(at + EXPERT_TILE_ROWS, stop)] for at in spans]
+        return torch.cat([normed.index_select(0, part).cpu() for part in parts])
+
+    def add_outputs(self, expert: int, outputs: torch.Tensor) -> None:
+        """Add an expert's outputs, float32 [rows, hidden], to the sums of the tokens that chose it,
+        by their weights."""
+        sums, begin = self._state.sums, self._offsets[expert]
+        for first in range(0, len(outputs), EXPERT_TILE_ROWS):
+            part = outputs[first : first + EXPERT_TILE_ROWS].to(sums.device)
+            at = begin + first
+            part = part * self._weights[at : at + len(part)]
+            _add_rows(sums, self._order[at : at + len(part)], part)
+
     def dense_mlp(self, layer: int) -> None:
         """Feed-forward of a layer without experts, and its residual."""
         self._feed_forward(self._adapter.dense_mlp(layer))
@@ -275,6 +293,20 @@ def feed_expert(adapter: Adapter, rows: torch.Tensor, weights: ExpertWeights) ->
     """An expert's output for ``rows`` [rows, hidden], not yet weighted."""
     both = _product(rows, weights.gate_up, weights.gate_up_bias)
     return _product(adapter.activate(both), weights.down, weights.down_bias)
+
+
+def feed_rows(adapter: Adapter, rows: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
+    """The same in float32, in the tiles of ``Operations.expert``."""
+    dtype_bytes = rows.dtype.itemsize
+    outputs, first = [], 0
+    while first < len(rows):
+        count, computed = tile_of(len(rows) - first, dtype_bytes)
+        part = rows[first : first + count]
+        if computed > count:
+            part = functional.pad(part, (0, 0, 0, computed - count))
+        outputs.append(feed_expert(adapter, part, weights)[:count].float())
+        first += count
+    return torch.cat(outputs)
 
 
 def _product(

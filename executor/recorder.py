@@ -65,6 +65,13 @@ class Recorder:
         if event.pass_index < self.kept_passes:
             self._copies.append(event)
 
+    def beside(self, event: Event) -> None:
+        """What another resource did meanwhile, recorded by compute; times from the origin."""
+        self._duration[event.kind] += event.end_ns - event.start_ns
+        self._count[event.kind] += 1
+        if event.pass_index < self.kept_passes:
+            self._events.append(event)
+
     def resume(self) -> None:
         """Compute goes on from now; the time since its last event belongs to nothing."""
         self._compute_ns = time.perf_counter_ns()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from executor.device import Device
 from executor.encoder_decoder import EncoderDecoderOperations
+from executor.host import HostWorker
 from executor.recorder import Recorder
 from executor.schedule import Named
 from executor.transfers import Transfers
@@ -46,6 +47,14 @@ class Runtime:
         self._operations, self._state = device.operations, device.state
         self._model = device.source.model
         self._routed, self._aside, self._predict = routed, aside, predict
+        self._host = None
+        if device.policy.host is not None:
+            self._host = HostWorker(device, recorder)
+
+    def close(self) -> None:
+        """End what computes on the host."""
+        if self._host is not None:
+            self._host.close()
 
     def run_pass(self, pass_index: int, tokens: list[int]) -> tuple[list[int], list[int]]:
         """One traversal of all layers and the head.
@@ -121,7 +130,10 @@ class Runtime:
         )
         named = None if self._predict is None else self._predict(pass_index, layer)
         units = [Unit(layer, "expert", expert) for expert in active]
-        routed = transfers.route(units, layer, named)
+        rows = {unit: counts[unit.item] for unit in units}
+        routed = transfers.route(units, layer, named, rows)
+        if self._host is not None:
+            self._host.begin(routed.hosted)
         self._routed(layer)
         record("router", pass_index, layer, -1, state.tokens)
         if self._aside is not None:
@@ -132,6 +144,12 @@ class Runtime:
             operations.expert(unit.item, self._device.expert(unit, slot))
             transfers.computed(unit)
             record("expert", pass_index, layer, unit.item, counts[unit.item])
+        if self._host is not None and routed.hosted:
+            waits = not self._host.ready
+            last = self._host.wait()
+            if waits:
+                record("wait_expert", pass_index, layer, last.item, 0)
+            self._host.add(pass_index)
         operations.combine()
         record("combine", pass_index, layer, -1, state.tokens)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -281,7 +281,9 @@ class Schedule:
         if load is not None:
             self._give_back(load)
 
-    def route(self, active: list[Unit], named: Named | None = None) -> Routed:
+    def route(
+        self, active: list[Unit], named: Named | None = None, rows: Mapping[Unit, int] | None = None
+    ) -> Routed:
         """The router has spoken (or stage L begins).
 
         Parameters
@@ -291,18 +293,21 @@ class Schedule:
             head tiles by index.
         named
             What a predictor now says that a later stage of this pass will need.
+        rows
+            Tokens of each active expert, where a host may compute some.
 
         Returns
         -------
         Routed
-            Ready units and demanded ones, each in the order in which they are computed.
+            Ready units, demanded ones and those of the host, each in the order in which they are
+            computed.
         """
         if self._routed_sequence == self._sequence:
             raise RuntimeError("a stage is routed once")
         self._routed_sequence = self._sequence
         stage = self._sequence % self._stages
         wanted = set(active)
-        self.served.update(self._served_as(unit) for unit in active if unit.kind == "expert")
+        met = {unit: self._served_as(unit) for unit in active if unit.kind == "expert"}
         partial: Unit | None = None
         chained = self._chain_load
         if chained is not None and chained.sequence == self._sequence:
@@ -333,8 +338,21 @@ class Schedule:
         here = set(ready)
         first = () if partial is None else (partial,)
         rest = tuple(unit for unit in active if unit not in here and unit != partial)
+        hosted = self._hosted(rest, rows or {})
+        rest = rest[: len(rest) - len(hosted)]
+        self.served.update((met | dict.fromkeys(hosted, "on_host")).values())
         self._demand.extend((*first, *rest))
-        return Routed(ready, (*first, *rest))
+        return Routed(ready, (*first, *rest), hosted)
+
+    def _hosted(self, units: tuple[Unit, ...], rows: Mapping[Unit, int]) -> tuple[Unit, ...]:
+        """What the host takes of those that were demanded and have not begun: the last ones."""
+        host = self._policy.host
+        if host is None:
+            return ()
+        experts = [unit for unit in units if unit.kind == "expert"]
+        few = len(experts) * host.percent // 100
+        least = experts[len(experts) - few :]
+        return tuple(unit for unit in least if rows[unit] <= host.rows)
 
     def _served_as(self, unit: Unit) -> ServedAs:
         if unit in self._units.resident:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from executor.direct import STALL_SECONDS
@@ -188,14 +188,18 @@ class Transfers:
             return self._schedule.slot(unit), waited
 
     def route(
-        self, active: list[Unit], dense_stage: int | None, named: Named | None = None
+        self,
+        active: list[Unit],
+        dense_stage: int | None,
+        named: Named | None = None,
+        rows: Mapping[Unit, int] | None = None,
     ) -> Routed:
         """The router has spoken: free the stage's dense part and queue what is missing."""
         with self._changed:
             self._check()
             if dense_stage is not None:
                 self._schedule.release_dense(dense_stage)
-            routed = self._schedule.route(active, named)
+            routed = self._schedule.route(active, named, rows)
             self._changed.notify_all()
             return routed
 

@@ -32,6 +32,8 @@ class VirtualStage:
         (item, rows, duration_ns) of what the stage demands: experts, or head tiles.
     epilogue_ns
         ``combine`` or ``sample``.
+    host
+        (item, duration_ns) of the same, where they lie on the host.
     named
         What a predictor says once the router has spoken: how many stages on, and which experts.
     """
@@ -41,6 +43,7 @@ class VirtualStage:
     work: tuple[tuple[int, int, int], ...]
     epilogue_ns: int
     named: tuple[int, tuple[int, ...]] | None = None
+    host: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ class VirtualResult:
 
     compute: tuple[Event, ...]
     copies: tuple[Event, ...]
+    host: tuple[Event, ...]
     pass_end_ns: tuple[int, ...]
     copied_bytes: int
     wasted_bytes: int
@@ -111,6 +115,7 @@ class _Virtual:
         self._ends = 0
         self._compute: list[Event] = []
         self._copies: list[Event] = []
+        self._host: list[Event] = []
         self._joined: Chunk | None = None
         self._copied_bytes = 0
 
@@ -124,6 +129,7 @@ class _Virtual:
         return VirtualResult(
             tuple(self._compute),
             tuple(event for event in self._copies if event.start_ns < self._now),
+            tuple(self._host),
             tuple(ends),
             self._copied_bytes,
             self._schedule.wasted_bytes,
@@ -149,13 +155,39 @@ class _Virtual:
             stages, items = times.named
             units = tuple(Unit(stage + stages, "expert", item) for item in items)
             named = Named(stages, units)
-        routed = schedule.route(list(work), named)
+        rows_of = {unit: rows for unit, (rows, _) in work.items()}
+        routed = schedule.route(list(work), named, rows_of)
+        done = self._on_host(index, stage, routed.hosted, dict(times.host), rows_of)
         for unit in (*routed.ready, *routed.demanded):
             self._wait(unit, f"wait_{kind}", index)
             rows, duration = work[unit]
             self._work(kind, index, stage, unit.item, duration, rows)
             schedule.computed(unit)
+        if routed.hosted and done > self._now:
+            begin, item = self._now, routed.hosted[-1].item
+            self._choose()
+            self._advance(done)
+            self._compute.append(
+                Event("wait_expert", "compute", index, stage, item, begin, self._now, 0, 0)
+            )
         self._work("sample" if head else "combine", index, stage, -1, times.epilogue_ns, 0)
+
+    def _on_host(
+        self,
+        index: int,
+        stage: int,
+        units: tuple[Unit, ...],
+        durations: dict[int, int],
+        rows: dict[Unit, int],
+    ) -> int:
+        """The host's work of a stage begins, one after another; returns when it will have ended."""
+        now = self._now
+        for unit in units:
+            end = now + durations[unit.item]
+            at = index, stage, unit.item
+            self._host.append(Event("host_expert", "cpu", *at, now, end, rows[unit], 0))
+            now = end
+        return now
 
     def _work(self, kind: str, index: int, layer: int, item: int, duration: int, rows: int) -> None:
         if duration:

@@ -50,6 +50,7 @@ KIND_GROUPS: dict[EventKind, int] = {
     "cross_attention": 0,
     "write_kv": 0,
     "expert": 1,
+    "host_expert": 1,
     "router": 2,
     "dense_mlp": 2,
     "shared_expert": 2,

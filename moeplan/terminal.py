@@ -24,7 +24,7 @@ class Look:
 
 
 LOOKS = (
-    Look("█", "dark_orange", "experts", ("expert",)),
+    Look("█", "dark_orange", "experts", ("expert", "host_expert")),
     Look("▓", "dodger_blue1", "attention", ("attention", "cross_attention", "write_kv")),
     Look(
         "▒",

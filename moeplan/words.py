@@ -22,6 +22,7 @@ from planner.documents import (
     Workload,
 )
 from planner.documents.placement import PlacementCandidate
+from planner.host import host_words
 from planner.objectives import objective_named
 from solvers.errors import OptionError
 
@@ -167,7 +168,7 @@ def _keeps(plan: Plan, model: ModelSpec | None) -> str:
     text += (
         f"Candidates for copying before the router has spoken: {counted(ahead, 'expert')}"
         f" ({ahead / layers:.1f} a layer), in a fixed order, as far as time and slots allow; what "
-        "the router chooses beyond is copied on demand. "
+        f"the router chooses beyond is copied on demand. {_hosted_words(policy)}"
         f"{_named_words(policy)}"
         f"{counted(policy.slots, 'slot')} for experts in flight"
     )
@@ -183,6 +184,14 @@ def _keeps(plan: Plan, model: ModelSpec | None) -> str:
         "belady": "kept until the room is needed (what a recorded run needs farthest ahead first)",
     }[policy.eviction]
     return f"{text}; {kept}. {counted(policy.dense_slots, 'slot')} for dense parts."
+
+
+def _hosted_words(policy: Policy) -> str:
+    """Which experts the CPU computes instead."""
+    if policy.host is None:
+        return ""
+    words = host_words(policy.host)
+    return f"{words[0].upper()}{words[1:]}. "
 
 
 def _named_words(policy: Policy) -> str:
@@ -331,6 +340,7 @@ _SERVED_WORDS = {
     "cached": "kept from before",
     "prefetched": "copied ahead",
     "on_demand": "copied on demand",
+    "on_host": "computed on the CPU",
 }
 
 

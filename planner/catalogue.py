@@ -11,13 +11,14 @@ import csv
 import difflib
 import json
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
 from planner.documents import Figure, Machine, load_document
+from planner.documents.machine import HostProcessor
 from solvers.errors import OptionError
 
 __all__ = ["Row", "figure", "load_machine", "machine_names", "named_machine", "parts_of", "rows"]
@@ -117,18 +118,23 @@ def machine_names() -> tuple[str, ...]:
 
 def parts_of(name: str) -> tuple[tuple[str, str], ...]:
     """(part, name) of everything that a machine of the catalogue is made of."""
-    parts = {"drive": _DRIVE, **_composed()[name]}
+    gpu, *cpu = name.split("+")
+    parts = {"drive": _DRIVE, **_composed()[gpu]}
+    for one in cpu:
+        parts["cpu"] = _composed()[one]["cpu"]
     return tuple((part, parts[part]) for part in ("gpu", "cpu", "link", "drive") if part in parts)
 
 
 def named_machine(name: str) -> Machine:
-    """A machine of the catalogue.
+    """A machine of the catalogue, or ``GPU+CPU``: one with the other as the CPU beside it.
 
     Raises
     ------
     OptionError
         If there is none of that name, with those nearest to it and what to give instead.
     """
+    if "+" in name:
+        return _with_cpu(*name.split("+", 1))
     parts = _composed().get(name)
     if parts is None:
         close = difflib.get_close_matches(name.lower(), machine_names(), n=3, cutoff=0.4)
@@ -163,6 +169,21 @@ def named_machine(name: str) -> Machine:
         disk_bytes_per_second=_needed("drive", drive, "disk"),
         assumed=tuple(assumed),
     )
+
+
+def _with_cpu(gpu: str, cpu: str) -> Machine:
+    """A machine whose experts may be computed on its CPU, too."""
+    machine, beside = named_machine(gpu), named_machine(cpu)
+    for wanted, one in (("cuda", machine), ("cpu", beside)):
+        if one.device != wanted:
+            raise OptionError(
+                f"--hardware {gpu}+{cpu}: {one.name} is a {one.device} machine; name a GPU, then "
+                "the CPU beside it"
+            )
+    host = HostProcessor(
+        beside.processor, beside.compute_flops_per_second, beside.device_bandwidth_bytes_per_second
+    )
+    return replace(machine, name=f"{gpu}+{cpu}", host=host)
 
 
 def _needed(part: Part, name: str, quantity: str) -> Figure:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 
 from planner.documents import ModelSpec, Plan, Policy, document_hash
+from planner.documents.timeline import on_compute
 from planner.encode import DTYPE_BYTES
+from planner.host import host_stays
 from planner.kv import kv_stays
 from planner.memory import default_head_tiling
 from planner.objectives import OBJECTIVES
@@ -19,7 +21,7 @@ from planner.span import check_span
 from planner.timeline_check import check_timeline
 from solvers.checker import Violation
 from solvers.errors import MoeplanError
-from solvers.registry import names
+from solvers.registry import HOSTED, names
 
 __all__ = ["Violation", "check_plan"]
 
@@ -162,7 +164,13 @@ def _check_numbers(plan: Plan) -> list[Violation]:
         if account.peak_bytes > account.capacity_bytes:
             message = f"needs {account.peak_bytes:,} bytes of {account.capacity_bytes:,}"
             found.append(Violation("memory_capacity", f"memory.{tier}", message))
-    known = names()
+    if plan.policy.host is not None and plan.device != "cuda":
+        message = f"experts on a host, where the device is {plan.device}"
+        found.append(Violation("host", "policy.host", message))
+    if plan.policy.host is not None and plan.bound_class not in (None, "physical", "plan"):
+        message = f"a bound of the class {plan.bound_class} knows no host that computes"
+        found.append(Violation("bound_class", "bound_class", message))
+    known = (*names(), *HOSTED)
     for where, name in (("solver", plan.solver), *(("chosen_over", n) for n in plan.chosen_over)):
         if name not in known:
             found.append(Violation("solver", where, f"{name!r} is no solver"))
@@ -194,7 +202,7 @@ def _check_totals(plan: Plan) -> list[Violation]:
         message = "prefill and decode do not add up to the wall time"
         found.append(Violation("totals_inconsistent", where, message))
     by_kind = totals.duration_by_kind_ns
-    computed = sum(ns for kind, ns in by_kind.items() if not kind.startswith("copy_"))
+    computed = sum(ns for kind, ns in by_kind.items() if on_compute(kind))
     # each kind is an average over runs and was cut to whole ns by itself
     if abs(computed - totals.wall_ns) > len(by_kind) + 2:
         message = "computation and waits do not add up to the wall time"
@@ -241,6 +249,9 @@ def _check_inputs(plan: Plan, profile: Profile) -> list[Violation]:
     if plan.dtype != profile.costs.dtype:
         message = f"plans for {plan.dtype}, the profile measured {profile.costs.dtype}"
         found.append(Violation("dtype", "dtype", message))
+    why = host_stays(profile.hardware, profile.costs)
+    if plan.policy.host is not None and why is not None:
+        found.append(Violation("host", "policy.host", why))
     if plan.device != profile.hardware.device:
         message = f"plans for {plan.device}, the profile is of {profile.hardware.device}"
         found.append(Violation("device", "device", message))
@@ -259,7 +270,8 @@ def _check_model(plan: Plan, model: ModelSpec) -> list[Violation]:
     if policy.layers[first].predictor != "plan":
         message = "no router comes before the first"
         found.append(Violation("predictor", f"policy.layers.{first}", message))
-    for layer, spec in zip(policy.layers, model.layers, strict=True):
+    pairs = list(zip(policy.layers, model.layers, strict=True))
+    for layer, spec in pairs:
         where = f"policy.layers.{spec.index}"
         if model.encoder and layer.predictor != "plan":
             message = "with an encoder prefetches follow the lists"
@@ -288,6 +300,9 @@ def _check_model(plan: Plan, model: ModelSpec) -> list[Violation]:
     if policy.slots > most:
         message = f"{policy.slots:,} slots, of which {most:,} could ever be used"
         found.append(Violation("slots", "policy.slots", message))
+    streamed = (len(layer.resident) < spec.experts for layer, spec in pairs)
+    if policy.host is not None and not any(streamed):
+        found.append(Violation("host", "policy.host", "no expert is left to compute there"))
     if policy.kv is not None and (why := kv_stays(model, plan.device)):
         found.append(Violation("kv", "policy.kv", why))
     context = plan.workload.prompt_tokens + plan.workload.new_tokens

@@ -204,7 +204,7 @@ def _bounds(
     ``proven`` keeps them: within a comparison they follow from the objective and the group alone,
     and take longer than most plans.
     """
-    if plan.bound is None or plan.policy.eviction != "none":
+    if plan.bound is None or plan.bound_class == "physical":
         return None, None
     candidate = candidate_of(plan, profile)
     encoding = candidate.encoding

@@ -20,7 +20,16 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from planner.documents import Channel, Curve, LayerPolicy, MemoryAccount, Policy, Workload
+from planner.documents import (
+    Channel,
+    Curve,
+    HostCompute,
+    LayerPolicy,
+    MemoryAccount,
+    Policy,
+    Workload,
+)
+from planner.host import host_stays
 from planner.memory import (
     ALIGNMENT_BYTES,
     EXPERT_TILE_ROWS,
@@ -37,7 +46,7 @@ from planner.profiles import Profile
 from planner.scenarios import PassShape
 from planner.sides import attended, embedded, parts_of, tokens_each
 from solvers.errors import UnsupportedError
-from solvers.outcome import Schedule, StageChoice
+from solvers.outcome import HostShare, Schedule, StageChoice
 from solvers.problem import Scenarios, Stage, Unit
 
 __all__ = ["DTYPE_BYTES", "Encoding", "Factors", "LeadTimes", "schedule_of"]
@@ -255,7 +264,22 @@ class Encoding:
             mean[:, -1, tiles:] = 0.0
         weight = np.array([one.weight for one in shapes], dtype=np.int64)
         wrote = None if self.kv is None else back
-        return Scenarios(prologue, lead, demand, work, epilogue, weight, mean, run_starts, wrote)
+        host = self._host_times(demand)
+        times = prologue, lead, demand, work, epilogue, weight, mean, run_starts, wrote, host
+        return Scenarios(*times)
+
+    def _host_times(self, demand: npt.NDArray[np.int32]) -> npt.NDArray[np.int64] | None:
+        """Each demanded expert's time where it lies ([passes, stages, items]), as if nothing were
+        copied beside it; None where no host computes."""
+        costs = self.profile.costs
+        if host_stays(self.profile.hardware, costs) is not None or costs.host_expert is None:
+            return None
+        rows = demand.copy()
+        rows[:, -1] = 0
+        different, places = np.unique(rows, return_inverse=True)
+        curve = costs.host_expert
+        times = [curve.tiled(int(count), EXPERT_TILE_ROWS) for count in different]
+        return np.array(times, dtype=np.int64)[places].reshape(rows.shape)
 
     def rows(self, shape: PassShape, layer: int) -> int:
         """Tokens that a layer computes in a pass."""
@@ -333,6 +357,7 @@ class Encoding:
             eviction=schedule.eviction,
             chunk_bytes=self.chunk_bytes,
             kv=self.kv,
+            host=None if schedule.host is None else HostCompute(*schedule.host),
         )
 
 
@@ -347,6 +372,6 @@ def schedule_of(policy: Policy) -> Schedule:
     ]
     kept = policy.resident_head_tiles
     head = StageChoice(False, tuple(range(kept)), tuple(range(kept, policy.head_tiles)))
-    return Schedule(
-        (*layers, head), policy.slots, policy.dense_slots, policy.reserve, policy.eviction
-    )
+    host = None if policy.host is None else HostShare(policy.host.rows, policy.host.percent)
+    sizes = policy.slots, policy.dense_slots, policy.reserve
+    return Schedule((*layers, head), *sizes, policy.eviction, host)

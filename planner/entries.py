@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from planner.groups import Candidate
+from planner.host import host_stays
 from planner.klotski import klotski_batches
 from planner.objectives import Objective
 from planner.profiles import Profile
 from solvers.outcome import Schedule, Stop
-from solvers.registry import Limits, Progress, load
+from solvers.registry import HOSTED, Limits, Progress, load
 from solvers.sets import Search, optimistic, unit_order
 from solvers.variate import corrected
 
@@ -40,7 +41,8 @@ BASELINES: tuple[str, ...] = (
     "flexgen",
     "klotski",
 )
-"""What people use today: a searching solver's plan must beat all of them."""
+"""What people use today: a searching solver's plan must beat all of them, and ``fiddler``, where a
+host computes."""
 
 _TRIED = 6
 """How many n and b, the most promising, each baseline is given."""
@@ -248,7 +250,8 @@ def run_baselines(
 ) -> list[Entry]:
     """All baselines but ``skip``; once interrupted, with the most promising n and b alone."""
     rivals = []
-    for name in BASELINES:
+    hosted = () if host_stays(profile.hardware, profile.costs) is not None else HOSTED
+    for name in (*BASELINES, *hosted):
         if name == skip:
             continue
 

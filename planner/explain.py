@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from planner.busy import Binds, busy_of
-from planner.documents import Asked, Hardware, Plan
+from planner.documents import Asked, Hardware, HostCompute, Plan
 from planner.encode import schedule_of
 from planner.groups import Candidate, group_sizes
 from planner.looking_ahead import with_predictors
@@ -26,7 +26,7 @@ from solvers.relaxation import Relaxed, relax
 from solvers.replay import replay
 from solvers.sets import demand_share
 
-__all__ = ["Explanation", "Prefetching", "Price", "Unit", "asked_of", "explain"]
+__all__ = ["Explanation", "Hosting", "Prefetching", "Price", "Unit", "asked_of", "explain"]
 
 MORE = 0.1
 """The share by which memory and bandwidth are raised for a second plan."""
@@ -77,6 +77,16 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
+class Hosting:
+    """What computing experts on the host earns: the objective with it, and with all of them copied
+    instead; ``host`` is which ones it computes."""
+
+    host: HostCompute
+    objective: float
+    without: float
+
+
+@dataclass(frozen=True, slots=True)
 class Prefetching:
     """What copying before the router has spoken earns: the objective with it and without."""
 
@@ -99,7 +109,7 @@ class Explanation:
         by expected copy time saved for each byte; None where there is none.
     residents, units
         How many stay, of how many.
-    compute_busy, channel_busy
+    compute_busy, channel_busy, host_busy
         Shares of the time.
     binds
         Which of the two does; see ``planner.busy``.
@@ -111,6 +121,9 @@ class Explanation:
         None where the objective is no time.
     prefetching
         None where nothing is copied ahead, or the objective is no time.
+    hosting
+        None where the host computes nothing, or the objective is no time. The prices of a plan
+        whose host computes are None: the relaxation knows no host.
     """
 
     groups: tuple[GroupPoint, ...]
@@ -126,6 +139,8 @@ class Explanation:
     memory_price: Price | None
     bandwidth_price: Price | None
     prefetching: Prefetching | None
+    hosting: Hosting | None = None
+    host_busy: float = 0.0
 
 
 def explain(
@@ -171,8 +186,8 @@ def explain(
     busy = busy_of(plan.predicted.totals)
     account = plan.memory["device"]
     memory = dict(sorted(account.by_purpose.items(), key=lambda item: (-item[1], item[0])))
-    memory_price = bandwidth_price = prefetching = None
-    if timed:
+    memory_price = bandwidth_price = prefetching = hosting = None
+    if timed and schedule.host is None:
         progress(2, 5, "more memory")
         again = _replan(plan, profile, account.capacity_bytes, time_limit_seconds)
         base = min(plan.objective, again.objective)
@@ -180,8 +195,12 @@ def explain(
         memory_price = _memory_price(*given)
         progress(3, 5, "more bandwidth")
         bandwidth_price = _bandwidth_price(*given)
+    if timed:
         progress(4, 5, "prefetching")
         prefetching = _prefetching(plan, candidate, problem, schedule)
+        if plan.policy.host is not None:
+            copied = candidate.score("judge", schedule.replace(host=None))
+            hosting = Hosting(plan.policy.host, plan.objective, copied)
     return Explanation(
         tuple(groups),
         min(kept, key=lambda unit: unit.saved_ns_per_byte, default=None),
@@ -196,6 +215,8 @@ def explain(
         memory_price,
         bandwidth_price,
         prefetching,
+        hosting,
+        busy[2],
     )
 
 

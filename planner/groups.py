@@ -23,6 +23,7 @@ from planner.scenarios import (
     pass_shapes,
     split_sequences,
 )
+from solvers.host import physical_bound
 from solvers.layout import smallest_capacity
 from solvers.outcome import Bound, BoundClass, Schedule
 from solvers.problem import Problem, Scenarios
@@ -196,7 +197,8 @@ class Candidate:
 
     def bound(self, schedule: Schedule) -> Bound | None:
         """No policy with this n and b, fixed residents and no eviction caching is faster on the
-        judging sequences. For a caching ``schedule``, what is physically needed: all computation.
+        judging sequences. For a ``schedule`` that caches, or has experts computed on the host, what
+        is physically needed: all computation, split between the device and a host.
         None where neither speaks of the objective."""
         if self.objective.measure == "memory":
             encoding = self.encoding
@@ -204,9 +206,8 @@ class Candidate:
         problem = self.problem("judge")
         if problem.measure != "time":
             return None
-        if schedule.eviction != "none":
-            compute = problem.scenarios.compute_ns.sum(axis=1) * problem.scenarios.weight
-            return Bound(int(compute.sum()), "physical")
+        if schedule.eviction != "none" or schedule.host is not None:
+            return physical_bound(problem)
         relaxed = relax(problem)
         return None if relaxed is None else relaxed.bound
 
@@ -250,7 +251,7 @@ class Candidate:
         problem = self.problem("fit", plain=True)
         result = replay(problem, schedule)
         weight = problem.scenarios.weight
-        compute = problem.scenarios.compute_ns.sum(axis=1) * weight
+        compute = (problem.scenarios.compute_ns - result.spared_ns).sum(axis=1) * weight
         channel = result.busy_ns.sum(axis=1) * weight
         waits = (result.wait_start_ns.sum(axis=1) + result.wait_item_ns.sum(axis=1)) * weight
         # compute waits for nothing but the channel: the rest of its time lies beside computation

@@ -5,6 +5,7 @@ from __future__ import annotations
 from planner.busy import BINDS_WORDS, busy_of
 from planner.documents import MemoryAccount, Policy, Predicted
 from planner.groups import Candidate, smallest_budget_bytes
+from planner.host import host_words
 from planner.interval import extrapolated
 from planner.sizes import typed_size
 
@@ -27,6 +28,7 @@ def plan_notes(
         _group(candidate, memory),
         _copies(candidate, predicted),
         _keys_values(candidate, policy, memory),
+        _hosted(policy, predicted),
         _binds(predicted),
         *_rivals(solver, value, rivals),
     ]
@@ -89,6 +91,18 @@ def _keys_values(candidate: Candidate, policy: Policy, memory: MemoryAccount) ->
         f"keys and values of {len(streams)} of {len(policy.layers)} layers lie below the device, "
         f"and each pass copies them with the dense parts, {typed_size(size)} in all: {why}; "
         "writing them back is priced as reading as much, it was not measured"
+    )
+
+
+def _hosted(policy: Policy, predicted: Predicted) -> str:
+    """What the host computes, and how much of the time."""
+    if policy.host is None:
+        return ""
+    spent = predicted.totals.duration_by_kind_ns.get("host_expert", 0)
+    return (
+        f"{host_words(policy.host)}; that takes {spent / max(predicted.totals.wall_ns, 1):.0%} of "
+        "the time on the CPU, beside the device; that copies and the CPU share host memory's "
+        "bandwidth is not priced"
     )
 
 

@@ -16,6 +16,7 @@ from typing import Literal
 from planner.documents import (
     Channel,
     CostProfile,
+    Curve,
     Figure,
     Hardware,
     Machine,
@@ -189,6 +190,7 @@ def offline_profile(
         compute_slowdown=Figure(1.0, "spec"),
         # what is common to all operations
         reference_ns=Figure(1.0, "fitted", efficiencies()["system"].held_out_error),
+        host_expert=_host_expert(model, machine, dtype, channel),
     )
     index = ProfileIndex(
         # a file, which no run takes for a checkpoint
@@ -204,6 +206,22 @@ def offline_profile(
         notes=_notes(machine, model, channel, tier, roofline, routing, dtype),
     )
     return Profile(NOT_WRITTEN, index, hardware, model, profile, routing.document, routing.arrays)
+
+
+def _host_expert(
+    model: ModelSpec, machine: Machine, dtype: Dtype, channel: Channel
+) -> Curve | None:
+    """Of the machine's CPU, where it has one and weights lie in host memory."""
+    roofline = Roofline.of_host(machine, dtype)
+    if roofline is None:
+        return None
+    if channel.name != "h2d":
+        raise UnsupportedError(
+            f"{machine.name}: its CPU can compute no expert: the weights do not fit into host "
+            "memory and lie on the drive; name the GPU alone, or give more --host-memory"
+        )
+    bandwidth = channel.bandwidth_bytes_per_second.value
+    return OperationCosts(roofline, model, DTYPE_BYTES[dtype], bandwidth).host_curve(channel)
 
 
 def _tiers(machine: Machine, model: ModelSpec) -> tuple[Tier, ...]:
@@ -274,6 +292,7 @@ def _notes(
         + (limits.format(fit["memory"].value) if memory.source == "spec" else ""),
         f"{tier}; copies at {copies.value / 1e9:.3g} GB/s ({copies.source})",
         f"routing: {routing.statement} ({routing.document.source})",
+        *_host_notes(machine, dtype),
         "memory is what moeplan's own runtime would need",
     ]
     if model.dtype not in DTYPE_BYTES or any(
@@ -284,6 +303,19 @@ def _notes(
     if machine.assumed:
         notes.append("assumed: " + "; ".join(machine.assumed))
     return tuple(notes)
+
+
+def _host_notes(machine: Machine, dtype: Dtype) -> list[str]:
+    host, roofline = machine.host, Roofline.of_host(machine, dtype)
+    if host is None or roofline is None:
+        return []
+    said = "" if dtype in host.compute_flops_per_second else f", {dtype} as fast as float32"
+    return [
+        f"experts may be computed on the CPU, {host.processor}: "
+        f"{roofline.flops_per_second / 1e12:.3g} TFLOP/s{said}, "
+        f"{roofline.bytes_per_second / 1e9:.3g} GB/s ({roofline.source}); that copies read the "
+        "same memory is not priced"
+    ]
 
 
 def write_profile(profile: Profile, folder: Path) -> Profile:

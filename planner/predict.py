@@ -133,7 +133,8 @@ def _by_kind(judged: Judged, result: Replay, schedule: Schedule) -> Counter[str]
         add("write_kv", scenarios.start_lead_ns[:, _streams(schedule)].sum(axis=1))
     work = scenarios.work_ns.sum(axis=2)
     add("embed", scenarios.prologue_ns.sum(axis=1))
-    add("expert", work[:, :-1].sum(axis=1))
+    add("expert", (work - result.spared_ns)[:, :-1].sum(axis=1))
+    add("host_expert", result.host_ns.sum(axis=1))
     add("head", work[:, -1])
     add("combine", scenarios.epilogue_ns[:, :-1].sum(axis=1))
     add("sample", scenarios.epilogue_ns[:, -1])
@@ -158,6 +159,7 @@ def _timeline(judged: Judged, schedule: Schedule) -> Timeline:
     kinds = dict(
         zip(("start", "prefetch", "demand", "dropped"), (*copies, "copy_prefetch"), strict=True)
     )
+    events += [event for times in stages for event in _hosted(problem, times)]
     last = len(problem.stages) - 1
     for part in result.copies:
         kind = "copy_head" if part.stage == last else kinds[part.kind]
@@ -182,6 +184,17 @@ def _timeline(judged: Judged, schedule: Schedule) -> Timeline:
             break
     inside.sort(key=lambda event: (event.start_ns, event.channel, event.end_ns))
     return Timeline.of(inside[:_MOST_EVENTS])
+
+
+def _hosted(problem: Problem, times: StageTimes) -> list[Event]:
+    """The events of one stage on the host."""
+    demand = problem.scenarios.demand[times.pass_index, times.stage]
+    at = times.pass_index, times.stage
+    return [
+        Event("host_expert", "cpu", *at, item, start, end, int(demand[item]), 0)
+        for item, start, end in times.hosted
+        if end > start
+    ]
 
 
 def _computed(judged: Judged, times: StageTimes, streams: bool) -> list[Event]:
@@ -220,6 +233,10 @@ def _computed(judged: Judged, times: StageTimes, streams: bool) -> list[Event]:
         rows = int(demand[item])
         add("head" if stage == last else "expert", item, start, end, rows)
         now = end
+    if times.host_wait_ns:
+        item = times.hosted[-1][0]
+        add("wait_expert", item, now, now + times.host_wait_ns, 0)
+        now += times.host_wait_ns
     if stage == last:
         add("sample", -1, now, times.end_ns, shape.sequences)
     elif tokens and encoding.profile.model.layers[stage].experts:

@@ -17,12 +17,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.resources import files
 from typing import Literal
 
-from planner.documents import Curve, Figure, Machine, ModelSpec, Surface
+from planner.documents import Channel, Curve, Figure, Machine, ModelSpec, Surface
 from planner.documents.base import Source
 from planner.documents.costs import OperationKind
 
@@ -129,6 +129,22 @@ class Roofline:
             "spec" if "spec" in (peak.source, memory.source) else "fitted",
         )
 
+    @classmethod
+    def of_host(cls, machine: Machine, dtype: str) -> Roofline | None:
+        """Of the CPU beside a GPU; None where the machine names none. A type that its figures lack
+        is computed at the speed of float32."""
+        host = machine.host
+        if host is None:
+            return None
+        speeds = {"float32": host.compute_flops_per_second["float32"]}
+        speeds.update({str(name): one for name, one in host.compute_flops_per_second.items()})
+        alike = replace(
+            machine,
+            compute_flops_per_second={dtype: speeds.get(dtype, speeds["float32"])},  # type: ignore[dict-item]
+            device_bandwidth_bytes_per_second=host.bandwidth_bytes_per_second,
+        )
+        return cls.of(alike, dtype)
+
     def ns(self, kind: str, flops: float, moved_bytes: float) -> float:
         """One operation of ``kind``."""
         busy = max(flops / self.flops_per_second, moved_bytes / self.bytes_per_second)
@@ -219,6 +235,16 @@ class OperationCosts:
         if any(layer.mlp_bytes for layer in self.model.layers):
             kinds.append("dense_mlp")
         return {kind: self._curve(_ROWS, partial(self.row_ns, kind)) for kind in kinds}
+
+    def host_curve(self, link: Channel) -> Curve:
+        """An expert, where this is a host: its rows come from the device over ``link``, and its
+        outputs go back in float32."""
+        each = self.model.hidden_size * (self.dtype_bytes + 4)
+
+        def duration(rows: int) -> float:
+            return self.row_ns("expert", rows) + link.alone_ns(rows * each, chunks=2)
+
+        return self._curve(_ROWS, duration)
 
     def surface(self, phase: str) -> Surface:
         """Attention."""

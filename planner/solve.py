@@ -34,6 +34,7 @@ from planner.entries import (
     told,
 )
 from planner.groups import candidates, smallest_account, smallest_budget_bytes
+from planner.host import check_hosted
 from planner.kv import Place, check_place
 from planner.notes import plan_notes
 from planner.objectives import OBJECTIVES, Objective, check_second, objective_named
@@ -153,6 +154,7 @@ def solve(
     patience = patience or Patience(False)
     goal = objective_named(objective, workload)
     backend = load_runnable(solver)
+    check_hosted(solver, profile)
     check_second(objective, then, tolerance, workload)
     if then is not None and Feature.BOUND not in backend.features:
         raise OptionError(

@@ -9,7 +9,7 @@ from solvers.checker import Violation
 
 __all__ = ["check_timeline"]
 
-_ON_DEMAND = ("expert", "wait_expert", "copy_prefetch", "copy_demand")
+_ON_DEMAND = ("expert", "host_expert", "wait_expert", "copy_prefetch", "copy_demand")
 _OF_HEAD = ("head", "sample", "copy_head", "wait_head")
 
 
@@ -57,7 +57,10 @@ def _fault(row: Event, plan: Plan, model: ModelSpec | None) -> tuple[str, str] |
     layers = len(policy.layers)
     copies = row.kind.startswith("copy_")
     links = ("disk",) if plan.device == "cpu" else ("disk", "h2d")
-    if row.channel not in (links if copies else ("compute",)):
+    hosted = row.kind == "host_expert"
+    if hosted and policy.host is None:
+        return "timeline_host", "in a plan that computes none there"
+    if row.channel not in (links if copies else ("cpu",) if hosted else ("compute",)):
         return "timeline_channel", f"on the channel {row.channel}"
     first, last = 0, layers - 1
     if row.kind == "embed":

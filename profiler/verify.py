@@ -14,7 +14,7 @@ from typing import Any, get_args
 from planner.comparable import not_comparable
 from planner.documents import CostProfile, Hardware, Plan, Range, Trace, document_hash
 from planner.documents.costs import OperationKind
-from planner.documents.timeline import EventKind
+from planner.documents.timeline import EventKind, on_compute
 from solvers.errors import StaleError
 
 __all__ = ["Comparison", "RateComparison", "Verification", "verify"]
@@ -147,7 +147,7 @@ def verify(
         predicted.duration_by_kind_ns.keys() | measured.duration_by_kind_ns.keys(), key=_order
     )
     spent = {str(kind): total for kind, total in measured.duration_by_kind_ns.items()}
-    on_compute = sum(spent.get(kind, 0) for kind in kinds if not kind.startswith("copy_"))
+    on_compute = sum(spent.get(kind, 0) for kind in kinds if on_compute(kind))
     account = plan.memory["device"]
     asked = plan.workload.requests * plan.workload.new_tokens
     notes = []

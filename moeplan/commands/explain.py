@@ -23,6 +23,7 @@ from moeplan.output import human_bytes, human_time
 from moeplan.words import PURPOSE_WORDS, objective_words
 from planner.busy import BINDS_WORDS
 from planner.documents import Plan
+from planner.host import host_words
 from planner.profiles import load_profile
 from solvers.errors import StaleError
 
@@ -78,9 +79,10 @@ def sentences(plan: Plan, found: Explanation) -> list[str]:
         _group(plan, found),
         _residents(found),
         _binds(plan, found),
-        _memory(plan, found.memory_price),
-        _bandwidth(plan, found.bandwidth_price),
+        _memory(plan, found),
+        _bandwidth(plan, found),
         _prefetching(plan, found),
+        *_hosting(plan, found),
     ]
 
 
@@ -153,6 +155,7 @@ def _residents(found: Explanation) -> str:
 
 
 def _binds(plan: Plan, found: Explanation) -> str:
+    beside = f", the CPU {found.host_busy:.0%}" if found.hosting is not None else ""
     largest = [name for name, size in found.memory.items() if size][:3]
     parts = ", ".join(
         f"{human_bytes(found.memory[name])} for {PURPOSE_WORDS.get(name, name)}" for name in largest
@@ -160,7 +163,7 @@ def _binds(plan: Plan, found: Explanation) -> str:
     account = plan.memory["device"]
     return (
         f"What binds: {BINDS_WORDS[found.binds]}. Compute is busy {found.compute_busy:.0%} of the "
-        f"time, the channel {found.channel_busy:.0%}. Device memory: "
+        f"time, the channel {found.channel_busy:.0%}{beside}. Device memory: "
         f"{human_bytes(account.peak_bytes)} of {human_bytes(account.capacity_bytes)} are used, "
         f"most of it {parts}."
     )
@@ -172,9 +175,16 @@ def _step(tenth: float, steps: Sequence[tuple[int, str]]) -> tuple[int, str]:
     return next((step for step in steps if step[0] <= 4 * tenth), steps[-1])
 
 
-def _memory(plan: Plan, price: Price | None) -> str:
+def _unpriced(found: Explanation) -> str:
+    if found.hosting is not None:
+        return "no prices are known where the CPU computes experts, too: plan with more and see."
+    return "no prices are known for this objective."
+
+
+def _memory(plan: Plan, found: Explanation) -> str:
+    price = found.memory_price
     if price is None:
-        return "What more memory would buy: no prices are known for this objective."
+        return f"What more memory would buy: {_unpriced(found)}"
     step, name = _step(price.added, _MEMORY_STEPS)
     slope = (
         "nothing"
@@ -188,9 +198,10 @@ def _memory(plan: Plan, price: Price | None) -> str:
     )
 
 
-def _bandwidth(plan: Plan, price: Price | None) -> str:
+def _bandwidth(plan: Plan, found: Explanation) -> str:
+    price = found.bandwidth_price
     if price is None:
-        return "What faster copies would buy: no prices are known for this objective."
+        return f"What faster copies would buy: {_unpriced(found)}"
     step, name = _step(price.added, _BANDWIDTH_STEPS)
     per = (price.bound_before - price.bound_after) / price.added * step
     return (
@@ -215,6 +226,19 @@ def _checked(plan: Plan, price: Price) -> str:
     if price.base < plan.objective:
         return f"{text}the {objective_words(plan, price.base)} that it finds without."
     return f"{text}this plan's."
+
+
+def _hosting(plan: Plan, found: Explanation) -> list[str]:
+    """What computing on the CPU earns, where the plan does so."""
+    earned = found.hosting
+    if earned is None:
+        return []
+    change = earned.without / earned.objective - 1 if earned.objective > 0 else 0.0
+    way = "more" if change >= 0 else "less"
+    return [
+        f"What the CPU earns: {host_words(earned.host)}. With all of them copied the same plan "
+        f"takes {objective_words(plan, earned.without)}, {abs(change):.1%} {way}."
+    ]
 
 
 def _prefetching(plan: Plan, found: Explanation) -> str:

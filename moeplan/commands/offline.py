@@ -36,7 +36,7 @@ ModelConfig = Annotated[
 ]
 HardwareName = Annotated[
     str | None,
-    typer.Option("--hardware", help="A machine of 'moeplan catalog', or FILE.json of your own."),
+    typer.Option("--hardware", help="A machine of 'moeplan catalog', GPU+CPU, or FILE.json."),
 ]
 Routing = Annotated[
     str | None,

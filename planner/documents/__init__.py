@@ -32,6 +32,7 @@ from planner.documents.placement import (
 from planner.documents.plan import (
     MOST_REQUESTS,
     Asked,
+    HostCompute,
     Inputs,
     LayerPolicy,
     Locations,
@@ -78,6 +79,7 @@ __all__ = [
     "ExpertPlacement",
     "Figure",
     "Hardware",
+    "HostCompute",
     "Inputs",
     "LayerPlacement",
     "LayerPolicy",

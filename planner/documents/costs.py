@@ -241,6 +241,9 @@ class CostProfile(Document):
     prefill_slowdown_by_kind
         The same in prefill, where many rows make other things scarce; what is not in it is as in
         decode.
+    host_expert
+        One expert computed on the host, where it lies, against rows, with the way of its rows from
+        the device and back; None where no host computes.
     reference_ns
         A fixed operation repeated through the profile; its spread tells the machine's drift.
     """
@@ -260,6 +263,8 @@ class CostProfile(Document):
     prefill_slowdown_by_kind: Keyed[OperationKind, Figure] = field(default_factory=dict)
     cross_decode: Added[Surface] = None
     cross_prefill: Added[Surface] = None
+
+    host_expert: Added[Curve] = None
 
     def __post_init__(self) -> None:
         missing = sorted(_ALWAYS_NEEDED - set(self.curves))

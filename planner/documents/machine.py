@@ -5,9 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from planner.documents.base import Document, Figure, Keyed, Name, Positive
+from pydantic import ConfigDict
 
-__all__ = ["Machine"]
+from planner.documents.base import STRICT, Added, Document, Figure, Keyed, Name, Positive
+
+__all__ = ["HostProcessor", "Machine"]
+
+
+@dataclass(frozen=True, slots=True)
+class HostProcessor:
+    """The CPU beside a GPU, which may compute experts in host memory: as ``Machine`` has it."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    processor: Name
+    compute_flops_per_second: Keyed[Literal["float32", "bfloat16", "float16"], Figure]
+    bandwidth_bytes_per_second: Figure
+
+    def __post_init__(self) -> None:
+        figures = (*self.compute_flops_per_second.values(), self.bandwidth_bytes_per_second)
+        if any(not 1e6 <= figure.value <= 1e18 for figure in figures):
+            raise ValueError(f"{self.processor}: a figure is no speed of a processor")
+        if "float32" not in self.compute_flops_per_second:
+            raise ValueError(f"{self.processor}: compute_flops_per_second: no float32")
 
 
 @dataclass(frozen=True)
@@ -36,6 +56,9 @@ class Machine(Document):
         Large direct reads; None where there is no drive to plan for.
     assumed
         What was assumed rather than looked up, a sentence each.
+    host
+        The CPU of a ``cuda`` machine, where experts may be computed there; None: where its CPU only
+        feeds the device.
     """
 
     kind: ClassVar[str] = "machine"
@@ -50,12 +73,15 @@ class Machine(Document):
     link_bytes_per_second: Figure | None = None
     disk_bytes_per_second: Figure | None = None
     assumed: tuple[str, ...] = ()
+    host: Added[HostProcessor] = None
 
     def __post_init__(self) -> None:
         if not self.compute_flops_per_second:
             raise ValueError("compute_flops_per_second: there is none")
         if (self.link_bytes_per_second is None) != (self.device == "cpu"):
             raise ValueError("link_bytes_per_second: a cuda machine has one, a cpu machine none")
+        if self.host is not None and self.device == "cpu":
+            raise ValueError("host: a cpu machine is its own host")
         if self.device == "cpu" and self.disk_bytes_per_second is None:
             raise ValueError("disk_bytes_per_second: weights of a cpu machine lie on its drive")
         figures: dict[str, Figure | None] = {

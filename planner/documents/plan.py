@@ -25,6 +25,7 @@ from planner.documents.timeline import EventKind, Timeline
 __all__ = [
     "MOST_REQUESTS",
     "Asked",
+    "HostCompute",
     "Inputs",
     "LayerPolicy",
     "Locations",
@@ -89,6 +90,20 @@ class LayerPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class HostCompute:
+    """Which experts are computed where they lie, in host memory, instead of being copied.
+
+    Of the experts of a layer that its router demands and whose copies have not begun, ``percent``
+    in a hundred (rounded down): those of the fewest tokens, and none of more than ``rows`` tokens.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    rows: Tokens
+    percent: Annotated[int, Field(ge=1, le=100)]
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """What the executor carries out.
 
@@ -116,6 +131,8 @@ class Policy:
         Where keys and values lie. None: on the device. ``below``: those of a layer whose dense part
         is resident on the device, those of the others in the tier below: they are copied with the
         dense part, into its slot, and what attention adds is written back.
+    host
+        Experts computed in host memory while the device computes others; None: none.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -132,6 +149,7 @@ class Policy:
     eviction: Literal["none", "lru", "lifo", "fifo", "frequency", "plan", "belady"]
     chunk_bytes: Annotated[int, Field(ge=4096, le=64 << 20)]
     kv: Added[Literal["below"]] = None
+    host: Added[HostCompute] = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from planner.documents.base import (
 )
 from planner.documents.inputs import Inputs
 
-__all__ = ["Event", "EventKind", "ServedAs", "Timeline", "Trace", "TraceTotals"]
+__all__ = ["Event", "EventKind", "ServedAs", "Timeline", "Trace", "TraceTotals", "on_compute"]
 
 EventKind = Literal[
     "embed",
@@ -41,9 +41,15 @@ EventKind = Literal[
     "wait_dense",
     "wait_expert",
     "wait_head",
+    "host_expert",
 ]
 ChannelName = Literal["compute", "disk", "h2d", "d2h", "cpu"]
-ServedAs = Literal["resident", "cached", "prefetched", "on_demand"]
+ServedAs = Literal["resident", "cached", "prefetched", "on_demand", "on_host"]
+
+
+def on_compute(kind: str) -> bool:
+    """Whether a kind of event takes the device's time: work and waits, no copy and no host."""
+    return not kind.startswith(("copy_", "host_"))
 
 
 class Event(NamedTuple):
@@ -55,6 +61,7 @@ class Event(NamedTuple):
     ``cross_attention`` is a decoder's to its prompt, with what it makes to keep of a new one.
     ``write_kv`` takes what a layer's attention added to KV to the tier below.
     ``wait_*`` rows are the bubbles: compute idle inside a pass.
+    ``host_expert`` is an expert's computation in host memory, on the channel ``cpu``.
     """
 
     kind: str

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from executor.units import Unit, Units
 from executor.virtual import VirtualResult, VirtualStage, run_virtual
-from planner.documents import LayerPolicy, Policy
+from planner.documents import HostCompute, LayerPolicy, Policy
 from solvers.errors import RunError
-from solvers.outcome import Eviction, Schedule, StageChoice
+from solvers.outcome import Eviction, HostShare, Schedule, StageChoice
 from solvers.problem import Problem, Scenarios, Stage
 from solvers.problem import Unit as ProblemUnit
 from solvers.replay import Named, Replay, replay
@@ -86,13 +86,26 @@ def cases(draw: st.DrawFn) -> Case:
     # what a start unit that is not resident adds to a lead: writing back
     back = np.resize(np.array(draw(st.sampled_from([[0], [7, 0, 2]]))), lead.shape).astype(np.int64)
     back[:, layers] = 0
+    host, share = None, None
+    if draw(st.booleans()):
+        share = HostShare(draw(st.integers(1, 3)), draw(st.integers(1, 100)))
+        host = np.zeros(shape, dtype=np.int64)
+        for at in zip(*np.nonzero(demand), strict=True):
+            host[at] = draw(durations)
     scenarios = Scenarios(
-        prologue, lead, demand, work, epilogue, weight, start_lead_ns=back if back.any() else None
+        prologue,
+        lead,
+        demand,
+        work,
+        epilogue,
+        weight,
+        start_lead_ns=back if back.any() else None,
+        host_work_ns=host,
     )
     slots = draw(st.integers(1, 7))
     eviction: Eviction = draw(st.sampled_from(get_args(Eviction)))
     schedule = Schedule(
-        tuple(choices), slots, draw(st.integers(1, 3)), draw(st.integers(1, slots)), eviction
+        tuple(choices), slots, draw(st.integers(1, 3)), draw(st.integers(1, slots)), eviction, share
     )
     named: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {}
     if draw(st.booleans()):
@@ -103,6 +116,12 @@ def cases(draw: st.DrawFn) -> Case:
                 some = draw(st.integers(0, len(order)))
                 named[index, stage] = (there - stage, tuple(order[:some]))
     return Case(Problem(tuple(stages), scenarios, 1 << 40, 1 << 20), schedule, named)
+
+
+def _host_times(scenarios: Scenarios, index: int, stage: int) -> tuple[tuple[int, int], ...]:
+    if scenarios.host_work_ns is None:
+        return ()
+    return tuple((item, int(ns)) for item, ns in enumerate(scenarios.host_work_ns[index, stage]))
 
 
 def run_executor(case: Case) -> VirtualResult:
@@ -141,6 +160,7 @@ def run_executor(case: Case) -> VirtualResult:
         reserve=schedule.reserve,
         eviction=schedule.eviction,
         chunk_bytes=CHUNK_BYTES,
+        host=None if schedule.host is None else HostCompute(*schedule.host),
     )
     scenarios = problem.scenarios
     leads = scenarios.lead_ns.copy()
@@ -159,6 +179,7 @@ def run_executor(case: Case) -> VirtualResult:
                 ),
                 int(scenarios.epilogue_ns[index, stage]),
                 case.named.get((index, stage)),
+                _host_times(scenarios, index, stage),
             )
             for stage in range(layers + 1)
         ]
@@ -206,6 +227,11 @@ def test_equals_replay(case: Case) -> None:
         for e in got.compute
         if e.kind in ("expert", "head")
     ] == works
+    hosted = [
+        (times.pass_index, times.stage, *one) for times in want.stages for one in times.hosted
+    ]
+    assert [(e.pass_index, e.layer, e.item, e.start_ns, e.end_ns) for e in got.host] == hosted
+    assert got.served.get("on_host", 0) == len(hosted)
 
 
 def test_by_hand() -> None:
