@@ -101,6 +101,12 @@ def check_documents(plan: Plan, source: WeightSource, profile: Path | None) -> N
             f"the plan computes in {plan.dtype}, but {folder} is stored in {source.model.dtype}; "
             "weights are not converted"
         )
+    if not source.both and any(layer.raw for layer in plan.policy.layers):
+        raise UnsupportedError(
+            "the plan has experts read as they are, beside compressed ones, and "
+            f"{source.store or folder} does not have both: pack it with --compress both, profile "
+            "and plan again"
+        )
     if source.model.dtype not in DTYPES:
         raise UnsupportedError(f"{folder}: {source.model.dtype} weights cannot be run yet")
     _check_profile(plan, profile)

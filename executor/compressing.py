@@ -17,7 +17,7 @@ from solvers.errors import CheckpointError
 
 __all__ = ["Compress", "contents", "worth_compressing"]
 
-Compress = Literal["none", "exact", "auto"]
+Compress = Literal["none", "exact", "both", "auto"]
 
 _EXPERTS = 9
 _MOST_BYTES = 512 << 20

@@ -222,7 +222,8 @@ class Device:
     def _pieces(self, unit: Unit) -> tuple[Piece, ...]:
         if unit.kind == "head":
             return self.source.head_rows(*head_tile_span(self.source.model, self.policy, unit.item))
-        return self.source.pieces(unit)
+        raw = unit.kind == "expert" and unit.item in self.policy.layers[unit.stage].raw
+        return self.source.pieces(unit, raw=raw)
 
     def _offset(self, unit: Unit, slot: int | None) -> int:
         if slot is None:

@@ -10,7 +10,7 @@ a multiple of 64 bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from executor.families import check_family
@@ -25,11 +25,15 @@ __all__ = [
     "UnitLayout",
     "dense_name",
     "expert_name",
+    "is_raw",
     "quantized_layouts",
+    "raw_name",
     "unit_layouts",
+    "with_raw",
 ]
 
 EMBEDDING, HEAD, FINAL_NORM = "embedding", "head", "final_norm"
+_RAW = "raw."
 _STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
@@ -62,6 +66,22 @@ def dense_name(layer: int) -> str:
 def expert_name(layer: int, expert: int) -> str:
     """Name of an expert."""
     return f"expert.{layer}.{expert}"
+
+
+def raw_name(name: str) -> str:
+    """Name of the unit that has an expert as it is, beside its compressed one."""
+    return _RAW + name
+
+
+def is_raw(name: str) -> bool:
+    """Whether a unit is such a second one."""
+    return name.startswith(_RAW)
+
+
+def with_raw(layouts: dict[str, UnitLayout]) -> dict[str, UnitLayout]:
+    """The units of a store that has its experts compressed and as they are: the latter last."""
+    experts = [unit for name, unit in layouts.items() if name.startswith("expert.")]
+    return layouts | {raw_name(one.name): replace(one, name=raw_name(one.name)) for one in experts}
 
 
 def unit_layouts(checkpoint: Checkpoint) -> dict[str, UnitLayout]:

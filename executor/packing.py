@@ -8,7 +8,7 @@ from pathlib import Path
 
 from executor.blocks import FORMAT
 from executor.compressing import Compress, contents, worth_compressing
-from executor.layout import unit_layouts
+from executor.layout import unit_layouts, with_raw
 from executor.same_source import check_source, source_files
 from executor.store import DATA_FILE, INDEX_FILE, JOURNAL_FILE, Compression, StoreIndex, load_index
 from executor.verified import Verified, ensure_verified, remember, verify_units
@@ -49,6 +49,7 @@ def pack(
         Called with bytes of weights done and bytes in all.
     compress
         ``exact``: dense parts, experts and the head become blocks that decode to the same bits;
+        ``both``: so they do, and each expert is there as it is, too, so that a plan may choose;
         ``auto``: so they do where that makes copies faster on this machine, by measured times of
         reading and decoding some experts.
     quantize
@@ -84,10 +85,11 @@ def pack(
                 f"{store}: holds a finished store with experts {have}, not {want}; name a new "
                 "folder"
             )
-        if compress != "auto" and (compress == "exact") != (index.compression is not None):
+        if compress not in ("auto", index.compress):
             have = "without" if index.compression is None else "with"
+            more = " and experts as they are" if index.compress == "both" else ""
             raise CheckpointError(
-                f"{store}: holds a finished store {have} compression; name a new folder"
+                f"{store}: holds a finished store {have} compression{more}; name a new folder"
             )
         ensure_verified(store, index, source, plain, progress)
         return summary_of(store, index, len(layouts))
@@ -114,7 +116,9 @@ def pack(
         elif compress == "auto":
             pays, why = worth_compressing(source, layouts)
             notes, compress = (why,), "exact" if pays else "none"
-        compression = _compression(source) if compress == "exact" else None
+        compression = None if compress == "none" else _compression(source, compress == "both")
+        if compress == "both":
+            layouts = with_raw(layouts)
         read: Contents = contents
         if quantizer is not None:
             layouts, read = quantizer.layouts, quantizer.contents
@@ -143,14 +147,13 @@ def _begun(store: Path) -> bool | None:
     return b'"compression"' in line if line.endswith(b"\n") else None
 
 
-def _compression(source: Checkpoint) -> Compression:
+def _compression(source: Checkpoint, both: bool) -> Compression:
     model = source.model
     if model.dtype == "float8":
         raise UnsupportedError(f"{model.name}: float8 weights cannot be compressed")
     rows, _ = default_head_tiling(model, model.dtype_bytes)
-    return Compression(
-        FORMAT, model.dtype, BLOCK_BYTES, rows * model.hidden_size * model.dtype_bytes
-    )
+    tile_bytes = rows * model.hidden_size * model.dtype_bytes
+    return Compression(FORMAT, model.dtype, BLOCK_BYTES, tile_bytes, both or None)
 
 
 def verify_store(

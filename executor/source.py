@@ -21,6 +21,7 @@ from executor.layout import (
     UnitLayout,
     dense_name,
     expert_name,
+    raw_name,
     unit_layouts,
 )
 from executor.store import StoreIndex, checksum, load_index, stored_shares
@@ -46,6 +47,8 @@ class WeightSource(Closing):
         Of the checkpoint, and of the store (None without one).
     store
         The store's folder (None without one).
+    both
+        Whether the store has its experts compressed and as they are.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class WeightSource(Closing):
         self.store = store
         self.read_into = read_into
         self.store_fingerprint = None if index is None else index.fingerprint
+        self.both = index is not None and index.compress == "both"
         self._layouts = layouts
         self._layers: Sequence[int] = range(len(checkpoint.model.layers))
         self._checksums = {} if index is None else {u.name: u.checksum for u in index.units}
@@ -122,9 +126,11 @@ class WeightSource(Closing):
         """Tensors of a dense part or an expert, and where they lie in its slot."""
         return self._layouts[self._name(unit)].places
 
-    def pieces(self, unit: Unit) -> tuple[Piece, ...]:
-        """Where a dense part's or an expert's bytes lie in the files."""
-        return self._pieces[self._name(unit)]
+    def pieces(self, unit: Unit, *, raw: bool = False) -> tuple[Piece, ...]:
+        """Where a dense part's or an expert's bytes lie in the files; ``raw``: an expert's as they
+        are, of a store that has both."""
+        name = self._name(unit)
+        return self._pieces[raw_name(name) if raw else name]
 
     def head_rows(self, start: int, stop: int) -> tuple[Piece, ...]:
         """Where vocabulary rows [start, stop) of the head lie."""

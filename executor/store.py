@@ -19,7 +19,16 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from executor.blocks import Blocks, block_count, block_sizes
-from executor.layout import EMBEDDING, FINAL_NORM, HEAD, UnitLayout, quantized_layouts
+from executor.layout import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    UnitLayout,
+    is_raw,
+    quantized_layouts,
+    raw_name,
+    with_raw,
+)
 from planner.documents import (
     Document,
     ModelSpec,
@@ -36,13 +45,13 @@ __all__ = [
     "DATA_FILE",
     "INDEX_FILE",
     "JOURNAL_FILE",
-    "PLAIN_UNITS",
     "Compression",
     "StoreIndex",
     "StoreTensor",
     "StoreUnit",
     "checksum",
     "load_index",
+    "never_compressed",
     "place_units",
     "store_tensors",
     "stored_shares",
@@ -52,8 +61,7 @@ INDEX_FILE = "store.json"
 DATA_FILE = "weights.bin"
 JOURNAL_FILE = "pack.journal"
 
-PLAIN_UNITS = frozenset((EMBEDDING, FINAL_NORM))
-"""Units that are never compressed: the embedding is read row by row, the final norm is small."""
+_PLAIN_UNITS = frozenset((EMBEDDING, FINAL_NORM))
 
 _ENDLESS = 1 << 62
 
@@ -102,6 +110,8 @@ class Compression:
     """How a store's compressed units were made: see ``executor.blocks``.
 
     ``head_tile_bytes`` are those of a head tile, at whose beginnings the head's blocks begin.
+    ``both`` says that each expert is there as it is, too: a unit of its own, with the same
+    checksum (``executor.layout.with_raw``).
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -110,6 +120,7 @@ class Compression:
     dtype: Literal["float32", "bfloat16", "float16"]
     block_bytes: Positive
     head_tile_bytes: Positive
+    both: Added[Literal[True]] = None
 
     def span_bytes(self, name: str) -> int:
         """After so many bytes a unit's blocks begin anew."""
@@ -145,6 +156,13 @@ class StoreIndex(Document):
             del value["compression"]
         return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
+    @property
+    def compress(self) -> Literal["none", "exact", "both"]:
+        """As ``pack`` was asked to compress."""
+        if self.compression is None:
+            return "none"
+        return "both" if self.compression.both else "exact"
+
     def blocks(self, unit: StoreUnit) -> Blocks | None:
         """A compressed unit's blocks; None where it lies there as it is."""
         if self.compression is None or not unit.blocks:
@@ -155,6 +173,12 @@ class StoreIndex(Document):
 def checksum(data: bytes | bytearray | memoryview) -> str:
     """BLAKE2b of 16 bytes, in hexadecimal digits."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def never_compressed(name: str) -> bool:
+    """Whether a unit stays as it is: the embedding is read row by row, the final norm is small, and
+    a second unit of an expert is there for that."""
+    return name in _PLAIN_UNITS or is_raw(name)
 
 
 def place_units(stored_bytes: Iterable[int]) -> tuple[list[int], int]:
@@ -216,6 +240,8 @@ def load_index(
         )
     if index.quantized is not None:
         layouts = quantized_layouts(layouts, model, index.quantized)
+    if index.compress == "both":
+        layouts = with_raw(layouts)
     offsets, size = place_units(unit.stored_bytes for unit in index.units)
     if (
         [unit.name for unit in index.units] != list(layouts)
@@ -224,6 +250,7 @@ def load_index(
         or [unit.tensors for unit in index.units] != [*map(store_tensors, layouts.values())]
         or size != index.data_bytes
         or not all(_blocks_fit(index, unit, model.dtype) for unit in index.units)
+        or not _raw_fit(index)
     ):
         raise CheckpointError(
             f"{store / INDEX_FILE}: does not describe the checkpoint's units; "
@@ -242,13 +269,19 @@ def _blocks_fit(index: StoreIndex, unit: StoreUnit, dtype: str) -> bool:
         or compression is None
         or compression.block_bytes != BLOCK_BYTES
         or compression.dtype != dtype
-        or unit.name in PLAIN_UNITS
+        or never_compressed(unit.name)
     ):
         return False
     shape = unit.size_bytes, compression.span_bytes(unit.name)
     if block_count(*shape) != len(unit.blocks):
         return False
     return all(map(le, unit.blocks, block_sizes(*shape)))
+
+
+def _raw_fit(index: StoreIndex) -> bool:
+    """Whether what is there twice is said to be the same."""
+    sums = {raw_name(unit.name): unit.checksum for unit in index.units}
+    return all(unit.checksum == sums[unit.name] for unit in index.units if is_raw(unit.name))
 
 
 def stored_shares(index: StoreIndex | None) -> StoredShares | None:

@@ -16,16 +16,16 @@ from typing import NamedTuple
 
 from executor.blocks import block_sizes, encode_block
 from executor.direct import DirectFile
-from executor.layout import UnitLayout
+from executor.layout import UnitLayout, is_raw
 from executor.same_source import made_checksum, source_files
 from executor.store import (
     DATA_FILE,
     INDEX_FILE,
     JOURNAL_FILE,
-    PLAIN_UNITS,
     Compression,
     StoreIndex,
     StoreUnit,
+    never_compressed,
     place_units,
     store_tensors,
 )
@@ -48,7 +48,8 @@ Contents = Callable[[UnitLayout], Iterator[bytes]]
 class StoreSummary:
     """What ``pack`` did.
 
-    ``reused_units`` were already there and verified, from a run that was interrupted.
+    ``reused_units`` were already there and verified, from a run that was interrupted. ``both``:
+    experts lie there as they are, too; ``weights_bytes`` counts them once.
     ``relative_error`` is of the quantized experts' weights: the root of the squared errors' sum
     over that of the weights; None where nothing was quantized, or not all of it by this call.
     """
@@ -62,6 +63,7 @@ class StoreSummary:
     weights_bytes: int
     compressed: bool
     notes: tuple[str, ...] = ()
+    both: bool = False
     quantized: QuantizedExperts | None = None
     relative_error: float | None = None
 
@@ -97,8 +99,9 @@ def summary_of(store: Path, index: StoreIndex, reused: int) -> StoreSummary:
         index.data_bytes,
         len(index.units),
         reused,
-        sum(unit.size_bytes for unit in index.units),
+        sum(unit.size_bytes for unit in index.units if not is_raw(unit.name)),
         index.compression is not None,
+        both=index.compress == "both",
         quantized=index.quantized,
     )
 
@@ -132,7 +135,10 @@ class Writing:
             "data_bytes": self._size_bytes,
         }
         if compression is not None:
-            header["compression"] = asdict(compression)
+            # half-packed stores from before know of no ``both``
+            header["compression"] = {
+                name: value for name, value in asdict(compression).items() if value is not None
+            }
         if quantized is not None:
             header["quantized"] = asdict(quantized)
         self._header = canonical_json(header)
@@ -246,7 +252,7 @@ class Writing:
         return _Written(found.hexdigest(), tuple(blocks))
 
     def _compression_of(self, unit: UnitLayout) -> Compression | None:
-        return None if unit.name in PLAIN_UNITS else self._compression
+        return None if never_compressed(unit.name) else self._compression
 
     def _parts(self, unit: UnitLayout, compression: Compression | None) -> Iterator[bytes]:
         """A unit's bytes: block by block where it is to be compressed."""

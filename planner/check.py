@@ -52,6 +52,9 @@ def check_plan(
     if profile is not None:
         found += _check_inputs(plan, profile)
         found += _check_model(plan, profile.model)
+        if profile.costs.raw is None and any(layer.raw for layer in plan.policy.layers):
+            message = "experts are read as they are, and the store's are all compressed, or none"
+            found.append(Violation("raw", "policy.layers", message))
         if replayed and not found:
             found += check_prediction(plan, profile)
     return found
@@ -71,6 +74,9 @@ def _check_policy(policy: Policy) -> list[Violation]:
                 found.append(Violation("item_range", where, f"{name} has a negative expert"))
         if list(layer.resident) != sorted(layer.resident):
             found.append(Violation("resident_order", where, "resident experts do not ascend"))
+        if list(layer.raw) != sorted(set(layer.raw)) or set(layer.raw) & set(layer.resident):
+            message = "experts read as they are do not ascend, or are resident"
+            found.append(Violation("raw", where, message))
         both = sorted(set(layer.resident) & set(layer.prefetch))
         if both:
             message = f"expert {both[0]} is resident and prefetched"
@@ -276,7 +282,8 @@ def _check_model(plan: Plan, model: ModelSpec) -> list[Violation]:
         if model.encoder and layer.predictor != "plan":
             message = "with an encoder prefetches follow the lists"
             found.append(Violation("predictor", where, message))
-        for name, experts in (("resident", layer.resident), ("prefetch", layer.prefetch)):
+        for name in ("resident", "prefetch", "raw"):
+            experts: tuple[int, ...] = getattr(layer, name)
             outside = [expert for expert in experts if expert >= spec.experts]
             if outside:
                 message = f"{name} expert {outside[0]} of only {spec.experts}"

@@ -27,6 +27,7 @@ from planner.documents import (
     LayerPolicy,
     MemoryAccount,
     Policy,
+    RawCopies,
     Workload,
 )
 from planner.host import host_stays
@@ -49,19 +50,21 @@ from solvers.errors import UnsupportedError
 from solvers.outcome import HostShare, Schedule, StageChoice
 from solvers.problem import Scenarios, Stage, Unit
 
-__all__ = ["DTYPE_BYTES", "Encoding", "Factors", "LeadTimes", "schedule_of"]
+__all__ = ["DTYPE_BYTES", "Encoding", "Factors", "LeadTimes", "raw_of", "schedule_of"]
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-UnitKind = Literal["dense", "expert", "head"]
+UnitKind = Literal["dense", "expert", "raw", "head"]
 
 
 class Factors(NamedTuple):
-    """How much longer copies, and computation in prefill and in decode, take than alone."""
+    """How much longer copies, and computation in prefill and in decode, take than alone; ``raw``:
+    copies of experts as they are, where the others are compressed."""
 
     copy: float = 1.0
     prefill: float = 1.0
     decode: float = 1.0
+    raw: float = 1.0
 
     def of(self, phase: str) -> float:
         """The factor of computation."""
@@ -96,6 +99,9 @@ class Encoding:
     kv
         Where keys and values lie, as in ``Policy``: with ``below`` a layer's are part of its start
         unit.
+    raw
+        By layer: experts that are read as they are, of a store that has them compressed, too;
+        empty: none anywhere.
     """
 
     profile: Profile
@@ -105,6 +111,7 @@ class Encoding:
     memory_bytes: int
     chunk_bytes: int
     kv: Literal["below"] | None = None
+    raw: tuple[frozenset[int], ...] = ()
 
     @property
     def group(self) -> int:
@@ -159,6 +166,14 @@ class Encoding:
             "hardware: no 'disk' channel; this version plans for weights on the disk"
         )
 
+    @property
+    def raw_copies(self) -> RawCopies:
+        """Copies of experts as they are, where the store has both."""
+        raw = self.profile.costs.raw
+        if raw is None:
+            raise UnsupportedError("costs: copies of experts as they are were not measured")
+        return raw
+
     # Problem -----------------------------------------------------------------------------------
 
     def stages(self, factors: Factors) -> tuple[Stage, ...]:
@@ -173,7 +188,12 @@ class Encoding:
             dense = self._unit("dense", size, held, factors.copy)
             held = aligned(layer.expert_bytes)
             expert = self._unit("expert", layer.expert_bytes, held, factors.copy)
-            stages.append(Stage(dense, (expert,) * layer.experts))
+            items = (expert,) * layer.experts
+            if self.raw and self.raw[layer.index]:
+                own = self._unit("raw", layer.expert_bytes, held, factors.raw)
+                raw = self.raw[layer.index]
+                items = tuple(own if item in raw else expert for item in range(layer.experts))
+            stages.append(Stage(dense, items))
         rows, tiles = self.tiling
         row_bytes = model.hidden_size * self.dtype_bytes
         held = head_tile_bytes(model, rows, self.dtype_bytes)
@@ -213,7 +233,10 @@ class Encoding:
 
     def copy_ns(self, size_bytes: int, factor: float = 1.0, kind: UnitKind = "expert") -> int:
         """One chunk on the channel, of which a compressed store has fewer bytes."""
-        link, read = self.link, size_bytes * self.profile.model.stored_share(kind)
+        if kind == "raw":
+            link, read = self.raw_copies.link, float(size_bytes)
+        else:
+            link, read = self.link, size_bytes * self.profile.model.stored_share(kind)
         paced = link.paced_bytes_per_second
         floor = read * 1e9 / paced if paced else 0.0
         return math.ceil(max(link.alone_ns(read) * factor, floor))
@@ -336,6 +359,7 @@ class Encoding:
     def policy(self, schedule: Schedule) -> Policy:
         """The plan's form of a schedule."""
         rows, tiles = self.tiling
+        raw = self.raw or (frozenset[int](),) * len(self.profile.model.layers)
         return Policy(
             n_batches=self.n_batches,
             batch_size=self.batch_size,
@@ -345,8 +369,9 @@ class Encoding:
                     choice.resident,
                     choice.prefetch,
                     "lookahead" if choice.looks_ahead else "plan",
+                    tuple(sorted(raw - set(choice.resident))),
                 )
-                for choice in schedule.stages[:-1]
+                for choice, raw in zip(schedule.stages[:-1], raw, strict=True)
             ),
             head_tile_rows=rows,
             head_tiles=tiles,
@@ -359,6 +384,12 @@ class Encoding:
             kv=self.kv,
             host=None if schedule.host is None else HostCompute(*schedule.host),
         )
+
+
+def raw_of(policy: Policy) -> tuple[frozenset[int], ...]:
+    """Experts that are read as they are, as an ``Encoding`` has them."""
+    raw = tuple(frozenset(layer.raw) for layer in policy.layers)
+    return raw if any(raw) else ()
 
 
 def schedule_of(policy: Policy) -> Schedule:

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from planner.formats import settle_format, split_formats, variants
 from planner.groups import Candidate
 from planner.host import host_stays
 from planner.klotski import klotski_batches
 from planner.objectives import Objective
 from planner.profiles import Profile
 from solvers.outcome import Schedule, Stop
-from solvers.registry import HOSTED, Limits, Progress, load
+from solvers.registry import HOSTED, Feature, Limits, Progress, load
 from solvers.sets import Search, optimistic, unit_order
 from solvers.variate import corrected
 
@@ -24,6 +25,7 @@ __all__ = [
     "Patience",
     "aimed",
     "first_looks",
+    "mixed",
     "run_baselines",
     "run_solver",
     "run_strategy",
@@ -46,6 +48,8 @@ host computes."""
 
 _TRIED = 6
 """How many n and b, the most promising, each baseline is given."""
+_MIXES = 2
+"""How often formats are chosen by expert, and the policy solved once more for them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +143,10 @@ def first_looks(
     KeyboardInterrupt
         If there is none yet.
     """
-    reach = [one.value("fit", optimistic(one.problem("fit"))) for one in found]
+    reach = [
+        min(one.value("fit", optimistic(one.problem("fit"))) for one in variants(each))
+        for each in found
+    ]
     results: list[tuple[float, int, Candidate, Schedule]] = []
     best = float("inf")
     for index in sorted(range(len(found)), key=lambda at: (reach[at], at)):
@@ -166,6 +173,7 @@ def _look(candidate: Candidate, index: int) -> list[tuple[float, int, Candidate,
     if search.best is None:
         return []
     candidate.set_factors(search.best)
+    settle_format(candidate, search.best)
     return [(candidate.score("fit", search.best), index, candidate, search.best)]
 
 
@@ -191,6 +199,41 @@ def run_solver(
     if outcome.schedule is None:
         raise AssertionError(f"{name} found nothing where a schedule exists: {outcome}")
     return Entry.of(name, candidate, outcome.schedule, outcome.stop, outcome.notes)
+
+
+def mixed(entry: Entry, limits: Callable[[], Limits], deadline: float) -> Entry:
+    """With each expert in a format of its own, where that is faster on the choosing sequences: the
+    policy as it is, or solved once more for the mix by a solver that searches; and again from
+    there. What overlaps is told anew for each of them."""
+    searching = Feature.BOUND in load(entry.solver).features
+    first = best = _overlapped(entry, entry.candidate)
+    for _ in range(_MIXES):
+        found = split_formats(best.candidate, best.schedule, deadline)
+        if found is None:
+            break
+        tried = [_overlapped(best, found)]
+        if searching and time.monotonic() < deadline:
+            again = run_solver(entry.solver, found, limits(), best.schedule)
+            tried.append(_overlapped(again, found))
+        better = min(tried, key=lambda one: one.chosen_value)
+        if better.chosen_value >= best.chosen_value:
+            break
+        best = better
+    if best is first:
+        return entry
+    more = first.chosen_value / best.chosen_value - 1
+    whole = "as they are" if first.candidate.encoding.raw else "compressed"
+    said = f"each expert has a format of its own: all of them {whole} would be {more:.2%} worse"
+    stop = Stop.TIME_LIMIT if time.monotonic() >= deadline else best.stop
+    return replace(best, stop=stop, notes=(*entry.notes, said))
+
+
+def _overlapped(entry: Entry, candidate: Candidate) -> Entry:
+    """The same policy with formats of ``candidate``, and with its own overlap."""
+    own = replace(candidate)
+    own.set_factors(entry.schedule)
+    chosen = own.score("choose", entry.schedule)
+    return replace(entry, candidate=own, chosen_value=chosen)
 
 
 def run_strategy(

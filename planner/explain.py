@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from planner.busy import Binds, busy_of
 from planner.documents import Asked, Hardware, HostCompute, Plan
 from planner.encode import schedule_of
+from planner.formats import in_one_format
 from planner.groups import Candidate, group_sizes
 from planner.looking_ahead import with_predictors
 from planner.profiles import Profile
@@ -124,6 +125,9 @@ class Explanation:
     hosting
         None where the host computes nothing, or the objective is no time. The prices of a plan
         whose host computes are None: the relaxation knows no host.
+    formats
+        What the policy would take with all experts ``compressed``, and all as they are (``raw``);
+        None where the store does not have both.
     """
 
     groups: tuple[GroupPoint, ...]
@@ -141,6 +145,7 @@ class Explanation:
     prefetching: Prefetching | None
     hosting: Hosting | None = None
     host_busy: float = 0.0
+    formats: dict[str, float] | None = None
 
 
 def explain(
@@ -217,6 +222,7 @@ def explain(
         prefetching,
         hosting,
         busy[2],
+        None if profile.costs.raw is None else in_one_format(candidate, schedule),
     )
 
 

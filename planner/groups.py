@@ -13,6 +13,7 @@ from planner.documents import Predicted, Workload
 from planner.encode import Encoding, Factors
 from planner.kv import Place, kv_stays
 from planner.objectives import Objective
+from planner.overlap import overlap
 from planner.predict import Judged, predict
 from planner.profiles import Profile
 from planner.scenarios import (
@@ -244,28 +245,12 @@ class Candidate:
 
     def set_factors(self, schedule: Schedule) -> None:
         """How much copies and computation overlap under ``schedule``, and so slow each other."""
-        costs = self.encoding.profile.costs
-        slow_copy, slow_compute = costs.copy_slowdown.value, costs.compute_slowdown.value
-        if slow_copy == 1.0 and slow_compute == 1.0:
-            return
-        problem = self.problem("fit", plain=True)
-        result = replay(problem, schedule)
-        weight = problem.scenarios.weight
-        compute = (problem.scenarios.compute_ns - result.spared_ns).sum(axis=1) * weight
-        channel = result.busy_ns.sum(axis=1) * weight
-        waits = (result.wait_start_ns.sum(axis=1) + result.wait_item_ns.sum(axis=1)) * weight
-        # compute waits for nothing but the channel: the rest of its time lies beside computation
-        beside = np.maximum(channel - waits, 0)
-        prefill = np.array([shape.phase == "prefill" for shape in self.shapes("fit")])
-        prefill = np.tile(prefill, problem.scenarios.passes // len(self.shapes("fit")))
-
-        def share(of: npt.NDArray[np.int64], mask: npt.NDArray[np.bool_]) -> float:
-            return min(float(beside[mask].sum()) / max(float(of[mask].sum()), 1.0), 1.0)
-
-        self.factors = Factors(
-            1.0 + share(channel, np.ones_like(prefill)) * (slow_copy - 1.0),
-            1.0 + share(compute, prefill) * (slow_compute - 1.0),
-            1.0 + share(compute, ~prefill) * (slow_compute - 1.0),
+        self.factors = overlap(
+            self.encoding,
+            lambda: self.problem("fit", plain=True),
+            self.shapes("fit"),
+            schedule,
+            self.factors,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planner.busy import BINDS_WORDS, busy_of
 from planner.documents import MemoryAccount, Policy, Predicted
+from planner.formats import format_words
 from planner.groups import Candidate, smallest_budget_bytes
 from planner.host import host_words
 from planner.interval import extrapolated
@@ -27,6 +28,7 @@ def plan_notes(
     notes = [
         _group(candidate, memory),
         _copies(candidate, predicted),
+        format_words(candidate, policy),
         _keys_values(candidate, policy, memory),
         _hosted(policy, predicted),
         _binds(predicted),
@@ -151,7 +153,7 @@ def _scenarios(candidate: Candidate) -> list[str]:
     prompt = candidate.encoding.workload.prompt_tokens
     if all(length < prompt for _, length in sequences.prefill):
         notes.append(f"no recorded prompt has {prompt} tokens: shorter ones are repeated")
-    copying, prefill, decode = candidate.factors
+    copying, prefill, decode, _ = candidate.factors
     if max(candidate.factors) > 1.0:
         notes.append(
             f"copies are priced {copying:.2f} times as long as alone, computation {prefill:.2f} "

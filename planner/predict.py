@@ -10,6 +10,7 @@ import numpy as np
 from planner.documents import Event, Predicted, PredictedTotals, Slowdown, Timeline
 from planner.encode import Encoding, Factors
 from planner.interval import rate, relative_error
+from planner.overlap import is_raw
 from planner.scenarios import PassShape
 from planner.sides import embedded, parts_of
 from solvers.outcome import Schedule
@@ -66,7 +67,7 @@ def predict(judged: Judged, schedule: Schedule) -> Predicted:
         wall_ns=wall_ns,
         prefill_ns=prefill_ns,
         decode_ns=decode_ns,
-        bytes_read=_read_bytes(judged, result, int((result.copied_bytes * weight).sum()) // runs),
+        bytes_read=_read_bytes(judged, result, schedule),
         bubble_inter_layer_ns=by_kind["wait_dense"],
         bubble_intra_layer_ns=by_kind["wait_expert"] + by_kind["wait_head"],
         duration_by_kind_ns={kind: total for kind, total in by_kind.items() if total},  # type: ignore[misc]
@@ -87,19 +88,39 @@ def predict(judged: Judged, schedule: Schedule) -> Predicted:
     )
 
 
-def _read_bytes(judged: Judged, result: Replay, copied: int) -> int:
-    """Bytes that are read for ``copied`` ones, of which a compressed store has fewer.
+def _read_bytes(judged: Judged, result: Replay, schedule: Schedule) -> int:
+    """Bytes that a run reads for what it copies, of which a compressed store has fewer.
 
-    A kind's share of them is known by its time, which goes by the bytes read.
+    A kind's share of them is known by its time, which goes by the bytes read; where experts are
+    compressed and not, by each copy.
     """
-    model = judged.encoding.profile.model
-    if model.stored is None:
+    stored = judged.encoding.profile.model.stored
+    if judged.encoding.raw:
+        return _read_by_copy(judged, schedule)
+    copied = int((result.copied_bytes * judged.problem.scenarios.weight).sum()) // judged.runs
+    if stored is None:
         return copied
-    stored = model.stored
     busy = (result.busy_ns * judged.problem.scenarios.weight[:, None]).sum(axis=0)
     share = np.array([stored.dense, stored.expert, stored.expert, stored.head])
     whole = float((busy / share).sum())
     return round(copied * float(busy.sum()) / whole) if whole else copied
+
+
+def _read_by_copy(judged: Judged, schedule: Schedule) -> int:
+    """Bytes read, one copy after the other."""
+    encoding, weight = judged.encoding, judged.problem.scenarios.weight
+    model, last = encoding.profile.model, len(judged.problem.stages) - 1
+    total = 0.0
+    for part in replay(judged.problem, schedule, record=True).copies:
+        share = 1.0
+        if part.kind == "start":
+            share = model.stored_share("dense")
+        elif part.stage == last:
+            share = model.stored_share("head")
+        elif not is_raw(encoding, part.stage, part.item):
+            share = model.stored_share("expert")
+        total += share * part.size_bytes * int(weight[min(part.pass_index, len(weight) - 1)])
+    return round(total / judged.runs)
 
 
 def _streams(schedule: Schedule) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

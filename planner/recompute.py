@@ -13,7 +13,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from planner.documents import ModelSpec, Plan, Timeline
-from planner.encode import DTYPE_BYTES, Encoding, Factors, schedule_of
+from planner.encode import DTYPE_BYTES, Encoding, Factors, raw_of, schedule_of
 from planner.groups import Candidate
 from planner.memory import account_device
 from planner.objectives import objective_named
@@ -53,10 +53,15 @@ def check_prediction(plan: Plan, profile: Profile) -> list[Violation]:
         What it was made from.
     """
     costs, slowed = profile.costs, plan.predicted.slowdown
+    compute, raw = costs.compute_slowdown.value, 1.0
+    if costs.raw is not None:
+        compute = max(compute, costs.raw.compute_slowdown.value)
+        raw = costs.raw.copy_slowdown.value
     for name, value, most in (
         ("copy", slowed.copy, costs.copy_slowdown.value),
-        ("prefill", slowed.prefill, costs.compute_slowdown.value),
-        ("decode", slowed.decode, costs.compute_slowdown.value),
+        ("prefill", slowed.prefill, compute),
+        ("decode", slowed.decode, compute),
+        ("raw", slowed.raw, raw),
     ):
         if value > most:
             message = f"{value} times as long, {most} were measured at most"
@@ -98,12 +103,13 @@ def candidate_of(plan: Plan, profile: Profile) -> Candidate:
             plan.memory["device"].capacity_bytes,
             policy.chunk_bytes,
             policy.kv,
+            raw_of(policy),
         ),
         sequences,
         split_sequences(sequences.count, plan.seed),
         plan.seed,
         objective_named(plan.objective_name, workload),
-        Factors(slowed.copy, slowed.prefill, slowed.decode),
+        Factors(slowed.copy, slowed.prefill, slowed.decode, slowed.raw),
     )
 
 

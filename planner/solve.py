@@ -28,11 +28,13 @@ from planner.entries import (
     aimed,
     first_looks,
     housed,
+    mixed,
     run_baselines,
     run_solver,
     run_strategy,
     told,
 )
+from planner.formats import streamed
 from planner.groups import candidates, smallest_account, smallest_budget_bytes
 from planner.host import check_hosted
 from planner.kv import Place, check_place
@@ -235,6 +237,9 @@ def solve(
             )
             rivals = [best, *(rival for rival in rivals if rival is not closest)]
             best = replace(closest, notes=(*closest.notes, won))
+    if searching and profile.costs.raw is not None and not patience.interrupted:
+        with patience.once():
+            best = mixed(best, limits, deadline)
     if then is not None:
         pool = [*entries, *rivals, best]
         second = objective_named(then, workload)
@@ -315,7 +320,7 @@ def document(
     profile: Profile, entry: Entry, rivals: list[Entry], seed: int, asked: Asked | None = None
 ) -> Plan:
     """The plan of the winner, judged; ``asked`` is how it was asked for."""
-    candidate = entry.candidate
+    candidate = streamed(entry.candidate, entry.schedule)
     encoding = candidate.encoding
     figures = candidate.figures(entry.schedule)
     memory, policy = encoding.account(entry.schedule), encoding.policy(entry.schedule)

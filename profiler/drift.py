@@ -87,7 +87,7 @@ def drifted(profile: Profile, drift: Drift) -> Profile:
         profile.hardware,
         channels=tuple(scaled_channel(one, drift.copies, 0) for one in profile.hardware.channels),
     )
-    costs = profile.costs
+    costs, raw = profile.costs, profile.costs.raw
     changed: CostProfile = replace(
         costs,
         curves={kind: scaled_curve(curve, drift.compute) for kind, curve in costs.curves.items()},
@@ -95,6 +95,7 @@ def drifted(profile: Profile, drift: Drift) -> Profile:
         attention_prefill=scaled_surface(costs.attention_prefill, drift.compute),
         cross_decode=_scaled(costs.cross_decode, drift.compute),
         cross_prefill=_scaled(costs.cross_prefill, drift.compute),
+        raw=None if raw is None else replace(raw, link=scaled_channel(raw.link, drift.copies, 0)),
     )
     return replace(profile, hardware=hardware, costs=changed)
 

@@ -73,6 +73,8 @@ class Layout:
         Leave experts out on purpose and prefetch them in vain, so that the channel is busy.
     chunk_bytes
         Piece of a copy.
+    raw
+        Experts are copied as they are, of a store that has them compressed, too.
     """
 
     model: ModelSpec
@@ -81,6 +83,7 @@ class Layout:
     reserve: int = 1
     stream: bool = False
     chunk_bytes: int = 1 << 20
+    raw: bool = False
 
     @property
     def moe_layer(self) -> int:
@@ -162,7 +165,8 @@ class Layout:
         for layer in first_layers(self.model, layers).layers:
             count = min(experts, layer.experts // 2 if self.stream else layer.experts)
             rest = tuple(range(count, layer.experts)) if self.stream else ()
-            chosen.append(LayerPolicy(True, tuple(range(count)), rest))
+            raw = rest if self.raw else ()
+            chosen.append(LayerPolicy(True, tuple(range(count)), rest, raw=raw))
         policy = Policy(
             n_batches=1,
             batch_size=workload.requests,

@@ -60,7 +60,8 @@ def copies_alone(bench: Bench, order: Random) -> list[CopySample]:
     experts = sorted(unit for unit in units.sizes if unit.kind == "expert")
     chosen = order.sample(experts, min(policy.slots - policy.reserve, len(experts)))
     samples = []
-    share = bench.model.stored_share("expert")
+    raw = any(layer.raw for layer in policy.layers)
+    share = 1.0 if raw else bench.model.stored_share("expert")
     for event in bench.fill(chosen):
         size = units.sizes[Unit(event.layer, "expert", event.item)]
         chunks = -(-size // policy.chunk_bytes)

@@ -19,6 +19,7 @@ from planner.documents import (
     Curve,
     Hardware,
     ModelSpec,
+    RawCopies,
     Surface,
     Workload,
     document_hash,
@@ -109,6 +110,8 @@ class Measurement:
     samples: PassSamples = field(default_factory=PassSamples)
     copies: list[CopySample] = field(default_factory=list)
     pairs: list[tuple[Turn, Turn]] = field(default_factory=list)
+    raw_copies: list[CopySample] = field(default_factory=list)
+    raw_pairs: list[tuple[Turn, Turn]] = field(default_factory=list)
     runs: list[Observed] = field(default_factory=list)
     reference: Reference = field(default_factory=Reference)
     order: Random = field(default_factory=lambda: Random(0))
@@ -137,6 +140,8 @@ class Measurement:
         tasks = []
         for chunk in CHUNK_BYTES:
             tasks += self.link_tasks(chunk)
+            if self.source.both:
+                tasks += self.link_tasks(chunk, raw=True)
         groups = [*decode_cells(self.model), *prefill_cells(self.model, _MOST_PREFILL_TOKENS)]
         for cells in groups:
             fitting, plan = _fitting(layout, cells)
@@ -151,15 +156,21 @@ class Measurement:
         if not decoding or not any(task.what.startswith("prefill") for task in tasks):
             self._refuse()
         tasks += self._contention_tasks()
+        if self.source.both:
+            tasks += self._contention_tasks(raw=True)
         return tasks
 
     # --- copies -------------------------------------------------------------------------------
 
-    def link_tasks(self, chunk: int) -> list[Task]:
-        """Copies alone, with as many slots as fit; none where this chunk size does not fit."""
+    def link_tasks(self, chunk: int, *, raw: bool = False) -> list[Task]:
+        """Copies alone, with as many slots as fit; none where this chunk size does not fit.
+
+        ``raw``: of experts as they are, of a store that has them compressed, too.
+        """
         workload = Workload(1, 1, 8)
+        copies = self.raw_copies if raw else self.copies
         for slots in _SLOTS:
-            layout = Layout(self.model, self.memory_bytes, slots, 0, stream=True, chunk_bytes=chunk)
+            layout = Layout(self.model, self.memory_bytes, slots, 0, True, chunk, raw)
             plan = layout.widest(workload)
             if plan is None:
                 continue
@@ -172,10 +183,11 @@ class Measurement:
                     # first touches of the slots' pages, which a run has behind it
                     copies_alone(bench, self.order)
                     for _ in range(self.effort.fills):
-                        self.copies += self._copies_for_a_moment(bench)
+                        copies.extend(self._copies_for_a_moment(bench))
                         self.reference.take()
 
-            return [Task(f"copies in pieces of {chunk >> 10} KiB", estimate, task)]
+            what = "copies of raw experts" if raw else "copies"
+            return [Task(f"{what} in pieces of {chunk >> 10} KiB", estimate, task)]
         return []
 
     def _copies_for_a_moment(self, bench: Bench) -> list[CopySample]:
@@ -200,21 +212,21 @@ class Measurement:
 
     # --- contention ---------------------------------------------------------------------------
 
-    def _contention_tasks(self) -> list[Task]:
-        tasks = []
+    def _contention_tasks(self, *, raw: bool = False) -> list[Task]:
+        tasks, pairs = [], self.raw_pairs if raw else self.pairs
         both = bool(self.model.encoder)
         for cell, rows in (
             (Cell(1, None, 32, both), 1),
             (Cell(16, None, 32, both), 4),
             (Cell(8, 32, 32, both), 128),
         ):
-            plan = self._streaming(cell)
+            plan = self._streaming(cell, raw)
             if plan is None:
                 continue
 
             def task(plan: BenchPlan = plan, cell: Cell = cell, rows: int = rows) -> None:
                 with self._bench(plan) as bench:
-                    self.pairs += contend(bench, cell, rows, self.effort.passes, self.effort.turns)
+                    pairs.extend(contend(bench, cell, rows, self.effort.passes, self.effort.turns))
                 self.reference.take()
 
             tasks.append(Task("copying beside computing", 2_000_000_000, task))
@@ -229,7 +241,7 @@ class Measurement:
         """
         return CHUNK_BYTES[0] if self.backend.link == "h2d" else 1 << 20
 
-    def _streaming(self, cell: Cell) -> BenchPlan | None:
+    def _streaming(self, cell: Cell, raw: bool) -> BenchPlan | None:
         for slots in _SLOTS[:-1]:
             layout = Layout(
                 self.model,
@@ -237,6 +249,7 @@ class Measurement:
                 slots,
                 stream=True,
                 chunk_bytes=self._beside_chunk,
+                raw=raw,
             )
             plan = layout.plan(cell.workload)
             if plan is not None and layout.roomy(plan):
@@ -260,16 +273,27 @@ class Measurement:
 
     def hardware(self) -> Hardware:
         """The machine."""
-        fit = fit_link(self.copies, self._tag)
-        channel = Channel(
+        channel = self._channel(self.copies)
+        return describe_machine(
+            self.source.checkpoint.folder, self.memory_bytes, channel, self.backend.processor
+        )
+
+    def _channel(self, copies: Sequence[CopySample]) -> Channel:
+        fit = fit_link(copies, self._tag)
+        return Channel(
             self.backend.link,
             fit.bandwidth_bytes_per_second,
             fit.latency_ns,
             self.paced_bytes_per_second,
         )
-        return describe_machine(
-            self.source.checkpoint.folder, self.memory_bytes, channel, self.backend.processor
-        )
+
+    def _raw(self) -> RawCopies | None:
+        """Copies of experts as they are, where the store has both."""
+        if not self.raw_copies:
+            return None
+        ratios = slowdowns(self.raw_pairs, self._alone_rate(self.raw_copies, 1.0), self._tag)
+        link = self._channel(self.raw_copies)
+        return RawCopies(link, ratios.copy_slowdown, ratios.compute_slowdown)
 
     def costs(self, hardware: Hardware) -> CostProfile:
         """How long everything takes."""
@@ -279,7 +303,8 @@ class Measurement:
         curves: dict[OperationKind, Curve] = {
             kind: fit_curve(self.samples.rows(kind)) for kind in kinds if self.samples.rows(kind)
         }
-        ratios = slowdowns(self.pairs, self._alone_rate(), self._tag)
+        share = self.model.stored_share("expert")
+        ratios = slowdowns(self.pairs, self._alone_rate(self.copies, share), self._tag)
         costs = CostProfile(
             model_hash=document_hash(self.model),
             hardware_hash=document_hash(hardware),
@@ -297,6 +322,7 @@ class Measurement:
                 for kind in get_args(OperationKind)
                 if kind in ratios.by_kind
             },
+            raw=self._raw(),
         )
         return self._as_in_runs(costs)
 
@@ -326,13 +352,13 @@ class Measurement:
             prefill_slowdown_by_kind=prefill,
         )
 
-    def _alone_rate(self) -> float:
-        """Bytes/s of copies in the pieces that contention was measured with."""
-        fit = fit_link(self.copies)
+    def _alone_rate(self, copies: Sequence[CopySample], share: float) -> float:
+        """Bytes/s that such copies bring in the pieces that contention was measured with."""
+        fit = fit_link(copies)
         size = self.model.layers[Layout(self.model, 0).moe_layer].expert_bytes
         chunks = -(-size // self._beside_chunk)
         slope = 1e9 / fit.bandwidth_bytes_per_second.value
-        read = size * self.model.stored_share("expert")
+        read = size * share
         return size * 1e9 / (chunks * fit.latency_ns.value + read * slope)
 
     def _refuse(self) -> None:

@@ -181,7 +181,8 @@ def refine(profile: Profile, trace: Trace) -> Refined:
     # all kinds of unit alike, as they nearly are
     share = profile.model.stored_share("expert")
     seen = _computed(costs, run)
-    copies = _copied(costs, run)
+    # of two formats a trace does not tell which was copied
+    copies = [] if costs.raw is not None else _copied(costs, run)
     channel = _channel(profile.hardware, copies)
     corrected_costs = _refit(costs, run, seen)
     link = _relink(channel, copies, chunk, share)

@@ -83,6 +83,21 @@ def sentences(plan: Plan, found: Explanation) -> list[str]:
         _bandwidth(plan, found),
         _prefetching(plan, found),
         *_hosting(plan, found),
+        *_formats(plan, found),
+    ]
+
+
+def _formats(plan: Plan, found: Explanation) -> list[str]:
+    """Nothing where the store has experts in one format."""
+    if found.formats is None:
+        return []
+    raw = [f"{len(one.raw)} of layer {at}" for at, one in enumerate(plan.policy.layers) if one.raw]
+    takes = {name: objective_words(plan, value) for name, value in found.formats.items()}
+    return [
+        f"Why these formats: read as they are come experts {', '.join(raw) or 'of no layer'}, for "
+        "whose copies computation waits least; all others are compressed. The same policy would "
+        f"take {takes['compressed']} with all of them compressed and {takes['raw']} with none; "
+        f"as planned it takes {objective_words(plan, plan.objective)}."
     ]
 
 

@@ -63,9 +63,10 @@ from solvers.registry import BOUNDS, HOSTED
 
 __all__ = ["pack", "plan", "synth"]
 
-_COMPRESS: dict[str, Literal["none", "exact", "auto"]] = {
+_COMPRESS: dict[str, Literal["none", "exact", "both", "auto"]] = {
     "none": "none",
     "exact": "exact",
+    "both": "both",
     "auto": "auto",
 }
 _QUANTIZE: dict[str, Literal["int8-1", "int4-1"]] = {"int8": "int8-1", "int4": "int4-1"}
@@ -139,7 +140,8 @@ def pack(
         str,
         typer.Option(
             "--compress",
-            help="none; exact: fewer bytes that decode to the same bits; auto: so where it pays.",
+            help="none; exact: fewer bytes that decode to the same bits; auto: so where it pays; "
+            "both: experts so and as they are, and the plan chooses.",
         ),
     ] = "none",
     quantize: Annotated[
@@ -174,7 +176,8 @@ def pack(
         )
     again = f", {summary.reused_units} of them from before" if summary.reused_units else ""
     share = summary.size_bytes / max(summary.weights_bytes, 1)
-    small = f" ({share:.1%} of the weights, exactly compressed)" if summary.compressed else ""
+    how = "exactly compressed" + (", experts as they are, too" if summary.both else "")
+    small = f" ({share:.1%} of the weights, {how})" if summary.compressed else ""
     if summary.quantized is not None:
         off = summary.relative_error
         small = f", experts in {quantize}" + (

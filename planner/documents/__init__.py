@@ -20,7 +20,15 @@ from planner.documents.base import (
     write_document,
     writing,
 )
-from planner.documents.costs import Channel, CostProfile, Curve, Hardware, Surface, Tier
+from planner.documents.costs import (
+    Channel,
+    CostProfile,
+    Curve,
+    Hardware,
+    RawCopies,
+    Surface,
+    Tier,
+)
 from planner.documents.machine import Machine
 from planner.documents.model import LayerSpec, ModelSpec, QuantizedExperts, StoredShares
 from planner.documents.placement import (
@@ -96,6 +104,7 @@ __all__ = [
     "ProfileIndex",
     "QuantizedExperts",
     "Range",
+    "RawCopies",
     "RoutingStats",
     "RoutingTrace",
     "ServedAs",

@@ -30,6 +30,7 @@ __all__ = [
     "Curve",
     "Hardware",
     "OperationKind",
+    "RawCopies",
     "Surface",
     "Tier",
 ]
@@ -80,6 +81,29 @@ class Channel:
         """So many bytes, as they are read, in so many copies one after the other."""
         bandwidth = self.bandwidth_bytes_per_second.value
         return chunks * self.latency_ns.value + size_bytes * 1e9 / bandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class RawCopies:
+    """Copies of experts as they are, where a store has them compressed, too.
+
+    Attributes
+    ----------
+    link
+        Alone on the channel, on which compressed ones take what ``hardware`` says.
+    copy_slowdown, compute_slowdown
+        As of a ``CostProfile``, with such copies.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    link: Channel
+    copy_slowdown: Figure
+    compute_slowdown: Figure
+
+    def __post_init__(self) -> None:
+        if min(self.copy_slowdown.value, self.compute_slowdown.value) < 1:
+            raise ValueError("a slowdown is below 1")
 
 
 @dataclass(frozen=True)
@@ -246,6 +270,8 @@ class CostProfile(Document):
         the device and back; None where no host computes.
     reference_ns
         A fixed operation repeated through the profile; its spread tells the machine's drift.
+    raw
+        Copies of experts as they are, of a store that has them compressed, too; None without one.
     """
 
     kind: ClassVar[str] = "costs"
@@ -260,6 +286,7 @@ class CostProfile(Document):
     compute_slowdown: Figure
     reference_ns: Figure
     slowdown_by_kind: Keyed[OperationKind, Figure] = field(default_factory=dict)
+    raw: Added[RawCopies] = None
     prefill_slowdown_by_kind: Keyed[OperationKind, Figure] = field(default_factory=dict)
     cross_decode: Added[Surface] = None
     cross_prefill: Added[Surface] = None

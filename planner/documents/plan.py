@@ -79,6 +79,9 @@ class LayerPolicy:
     ``predictor`` says what takes the place of the prefetches that have not begun when the router of
     the MoE layer before has spoken: ``plan``, the list itself; else as many experts as the list has
     left, as named by that predictor (``planner.predictors``).
+
+    ``raw`` (ascending, none of them resident) are read as they are, of a store that has experts
+    compressed, too; all others are read compressed.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -87,6 +90,7 @@ class LayerPolicy:
     resident: tuple[Expert, ...]
     prefetch: tuple[Expert, ...]
     predictor: Literal["plan", "coactivation", "lookahead", "popularity", "clairvoyant"] = "plan"
+    raw: Annotated[tuple[Expert, ...], Field(exclude_if=lambda experts: not experts)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,13 +204,15 @@ class PredictedTotals:
 @dataclass(frozen=True, slots=True)
 class Slowdown:
     """How much longer copies, and computation in prefill and in decode, are priced than they take
-    alone, since they overlap; found while solving."""
+    alone, since they overlap; found while solving. ``raw``: copies of experts as they are, where
+    the others are compressed."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     copy: Annotated[float, Field(ge=1.0)] = 1.0
     prefill: Annotated[float, Field(ge=1.0)] = 1.0
     decode: Annotated[float, Field(ge=1.0)] = 1.0
+    raw: Annotated[float, Field(ge=1.0, exclude_if=lambda value: value == 1.0)] = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from executor.store import StoreIndex
 from executor.units import Unit
 from planner.documents import LayerPolicy, ModelSpec, Policy, Workload, load_document
 from planner.memory import BLOCK_BYTES, account_device, smallest_policy
-from solvers.errors import CheckpointError, StaleError
+from solvers.errors import CheckpointError, StaleError, UnsupportedError
 
 NEW_TOKENS = 4
 
@@ -86,6 +86,49 @@ def run(
         totals = engine.trace().totals
     assert totals.device_peak_bytes <= totals.device_budget_bytes == account.peak_bytes
     return [list(output.token_ids) for output in outputs], totals.bytes_read
+
+
+def test_each_expert_in_the_format_that_a_plan_says(
+    bulk: tuple[Path, Path, Path], helpers: Any, tmp_path: Path
+) -> None:
+    """Of a store that has both, the same tokens come out whichever is read, and as many bytes as
+    these formats have."""
+    checkpoint, plain, exact = bulk
+    store = tmp_path / "both"
+    summary = pack(checkpoint, store, compress="both")
+    assert summary.compressed
+    assert summary.both
+    index, other = index_of(store), index_of(exact)
+    assert verify_store(checkpoint, store).fingerprint == index.fingerprint
+    assert index.units[: len(other.units)] == other.units
+    for unit in index.units[len(other.units) :]:
+        assert unit.name.startswith("raw.expert.")
+        assert not unit.blocks
+    with open_weights(checkpoint, store) as source:
+        model = source.model
+    want: list[list[int]] | None = None
+    read = []
+    for raw in ((), (1, 3, 6), tuple(range(1, 8))):
+        policy = policies(model)["prefetch"]
+        layers = tuple(replace(layer, raw=raw) for layer in policy.layers)
+        got, size = run(checkpoint, store, replace(policy, layers=layers), helpers)
+        want = want or got
+        assert got == want
+        read.append(size)
+    assert want == run(checkpoint, plain, policies(model)["prefetch"], helpers)[0]
+    assert read[0] < read[1] < read[2]
+
+
+def test_what_has_no_experts_as_they_are(bulk: tuple[Path, Path, Path], helpers: Any) -> None:
+    checkpoint, _, exact = bulk
+    with open_weights(checkpoint, exact) as source:
+        policy = policies(source.model)["whole"]
+    layers = tuple(replace(layer, raw=(2,)) for layer in policy.layers)
+    plan = helpers.plan(checkpoint, replace(policy, layers=layers), Workload(1, 4, 2), store=exact)
+    with pytest.raises(UnsupportedError, match=f"{exact} does not have both"):
+        Engine.from_plan(plan)
+    with pytest.raises(CheckpointError, match="finished store with compression; name a new"):
+        pack(checkpoint, exact, compress="both")
 
 
 def test_store_of_fewer_bytes(bulk: tuple[Path, Path, Path]) -> None:

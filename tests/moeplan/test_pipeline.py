@@ -342,6 +342,14 @@ def test_a_compressed_store(
     said = " ".join(capsys.readouterr().out.split())
     assert "of the weights, exactly compressed), verified" in said
     refused(capsys, ["pack", made.checkpoint, store], "finished store with compression")
+    assert call("pack", made.checkpoint, tmp_path / "both", "--compress", "both") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "of the weights, exactly compressed, experts as they are, too), verified" in said
+    refused(
+        capsys,
+        ["pack", made.checkpoint, tmp_path / "both", "--compress", "exact"],
+        "finished store with compression and experts as they are",
+    )
     # planned for the store as it is
     run = ["run", made.plan, "--prompts", made.prompts, "--out", tmp_path / "o.jsonl"]
     refused(capsys, [*run, "--store", store], "not the store that the plan was made for")

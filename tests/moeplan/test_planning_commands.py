@@ -259,6 +259,13 @@ def test_the_words_follow_from_the_numbers(plan: Plan) -> None:
     assert "6.2% less than the 4.8 ms a token that it finds without" in sentences(plan, again)[3]
     assert "do not fit: they need" not in group
     tight = replace(found, groups=(replace(found.groups[0], fits=False), found.groups[1]))
+    some = replace(plan.policy.layers[1], resident=(), raw=(2, 5))
+    mix = replace(plan.policy, layers=(plan.policy.layers[0], some))
+    *_, formats = sentences(
+        replace(plan, policy=mix), replace(found, formats={"compressed": 5e6, "raw": 6e6})
+    )
+    assert "read as they are come experts 2 of layer 1, for" in formats
+    assert "take 5 ms a token with all of them compressed and 6 ms a token with none" in formats
     assert "do not fit: they need 488.3 KiB at least, of 976.6 KiB" in sentences(plan, tight)[0]
 
 

@@ -1,0 +1,92 @@
+"""How much copies and computation lie beside each other, and so slow each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.encode import Encoding, Factors
+from planner.scenarios import PassShape
+from solvers.outcome import Schedule
+from solvers.problem import Problem
+from solvers.replay import Replay, replay
+
+__all__ = ["is_raw", "overlap"]
+
+Int64 = npt.NDArray[np.int64]
+
+
+def overlap(
+    encoding: Encoding,
+    problem_of: Callable[[], Problem],
+    shapes: tuple[PassShape, ...],
+    schedule: Schedule,
+    otherwise: Factors,
+) -> Factors:
+    """The factors of a schedule, from a replay.
+
+    Parameters
+    ----------
+    encoding
+        What is planned.
+    problem_of
+        Makes the passes to look at; not called where nothing slows anything.
+    shapes
+        The passes of one run of them.
+    schedule
+        What runs.
+    otherwise
+        Where nothing slows anything.
+    """
+    costs = encoding.profile.costs
+    slow_copy, slow_compute = costs.copy_slowdown.value, costs.compute_slowdown.value
+    raw_copy, raw_compute = 1.0, slow_compute
+    if encoding.raw:
+        raw_copy = encoding.raw_copies.copy_slowdown.value
+        raw_compute = encoding.raw_copies.compute_slowdown.value
+    if slow_copy == slow_compute == raw_copy == raw_compute == 1.0:
+        return otherwise
+    problem = problem_of()
+    result = replay(problem, schedule, record=bool(encoding.raw))
+    weight = problem.scenarios.weight
+    # what the host computes the device does not
+    compute = (problem.scenarios.compute_ns - result.spared_ns).sum(axis=1) * weight
+    channel = result.busy_ns.sum(axis=1) * weight
+    waits = (result.wait_start_ns.sum(axis=1) + result.wait_item_ns.sum(axis=1)) * weight
+    # compute waits for nothing but the channel: the rest of its time lies beside computation
+    beside = np.maximum(channel - waits, 0)
+    prefill = np.array([shape.phase == "prefill" for shape in shapes])
+    prefill = np.tile(prefill, problem.scenarios.passes // len(shapes))
+    raw = _raw_ns(encoding, problem, result) * weight
+
+    def share(of: Int64, mask: npt.NDArray[np.bool_]) -> float:
+        return min(float(beside[mask].sum()) / max(float(of[mask].sum()), 1.0), 1.0)
+
+    def slowed(mask: npt.NDArray[np.bool_]) -> float:
+        mixed = float(raw[mask].sum()) / max(float(channel[mask].sum()), 1.0)
+        slow = slow_compute + min(mixed, 1.0) * (raw_compute - slow_compute)
+        return 1.0 + share(compute, mask) * (slow - 1.0)
+
+    copying = share(channel, np.ones_like(prefill))
+    return Factors(
+        1.0 + copying * (slow_copy - 1.0),
+        slowed(prefill),
+        slowed(~prefill),
+        1.0 + copying * (raw_copy - 1.0),
+    )
+
+
+def _raw_ns(encoding: Encoding, problem: Problem, result: Replay) -> Int64:
+    """[passes]: time in which the channel copies experts as they are."""
+    found = np.zeros(problem.scenarios.passes, dtype=np.int64)
+    for part in result.copies:
+        if part.pass_index < len(found) and is_raw(encoding, part.stage, part.item):
+            found[part.pass_index] += part.end_ns - part.start_ns
+    return found
+
+
+def is_raw(encoding: Encoding, stage: int, item: int) -> bool:
+    """Whether an item is copied as it is."""
+    return stage < len(encoding.raw) and item in encoding.raw[stage]
