@@ -72,7 +72,7 @@ def profile(**changed: Any) -> Profile:
         "d" * 64,
     )
     # of the model only this is asked: units are stored as they are
-    model: Any = SimpleNamespace(stored_share=lambda _: 1.0)
+    model: Any = SimpleNamespace(stored_share=lambda _: 1.0, encoder_depth=0)
     return Profile(Path("profile"), index, hardware, model, costs, None, None)  # type: ignore[arg-type]
 
 
