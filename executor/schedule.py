@@ -389,6 +389,15 @@ class Schedule:
         else:
             self._give_back(load)
 
+    @property
+    def ahead_bytes(self) -> int:
+        """Bytes copied for prefetches whose router has yet to speak."""
+        return sum(
+            load.copied_bytes
+            for load in self._loads.values()
+            if load.kind == "copy_prefetch" and load.held and not load.cancelled
+        )
+
     def check_integrity(self) -> None:
         """Raise if slots were lost or shared: called when idle and after each test."""
         dense = [load.slot for load in self._loads.values() if load.unit.kind == "dense"]

@@ -23,7 +23,7 @@ from solvers.checker import Violation
 from solvers.errors import MoeplanError
 from solvers.registry import HOSTED, names
 
-__all__ = ["Violation", "check_plan"]
+__all__ = ["Violation", "check_plan", "check_policy"]
 
 _PASSES_AHEAD = 2
 """Copies run at most one pass ahead, so that no unit is ever held twice for one pass."""
@@ -44,7 +44,7 @@ def check_plan(
     replayed
         Whether objective, bound and prediction are computed again, where nothing else is amiss.
     """
-    found = _check_policy(plan.policy)
+    found = check_policy(plan.policy)
     found += _check_workload(plan)
     found += _check_asked(plan)
     found += _check_numbers(plan)
@@ -60,8 +60,8 @@ def check_plan(
     return found
 
 
-def _check_policy(policy: Policy) -> list[Violation]:
-    """What the policy alone gives away."""
+def check_policy(policy: Policy) -> list[Violation]:
+    """All violations that a policy alone gives away."""
     found: list[Violation] = []
     for index, layer in enumerate(policy.layers):
         where = f"policy.layers.{index}"

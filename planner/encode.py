@@ -274,7 +274,7 @@ class Encoding:
                     count = self.rows(one, layer.index)
                     epilogue[index, layer.index] = self._time("combine", count, factor, one.phase)
             rows = demand[index, moe]
-            work[index, moe] = self._expert_times(rows, factor, one.phase)
+            work[index, moe] = self.expert_times(rows, factor, one.phase)
             demand[index, -1, :tiles] = one.sequences
             head = self._time("head", one.sequences, factor, one.phase)
             work[index, -1, :tiles] = -(-head // tiles)
@@ -342,9 +342,10 @@ class Encoding:
             return factor
         return 1.0 + (factor - 1.0) / general * (costs.slowdown(kind, phase) - 1.0)
 
-    def _expert_times(
+    def expert_times(
         self, rows: npt.NDArray[np.int32], factor: float, phase: str
     ) -> npt.NDArray[np.int64]:
+        """Time of each expert that gets ``rows`` [...]."""
         curve = self.profile.costs.curves["expert"]
         different, places = np.unique(rows, return_inverse=True)
         factor = self._slowed("expert", factor, phase)

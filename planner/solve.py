@@ -48,7 +48,16 @@ from solvers.errors import BudgetError, OptionError
 from solvers.outcome import Stop
 from solvers.registry import Feature, Limits, Progress, load_runnable, names
 
-__all__ = ["BASELINES", "OBJECTIVES", "SOLVERS", "Entry", "document", "make_plan", "solve"]
+__all__ = [
+    "BASELINES",
+    "OBJECTIVES",
+    "SOLVERS",
+    "Entry",
+    "document",
+    "inputs_of",
+    "make_plan",
+    "solve",
+]
 
 SOLVERS: tuple[str, ...] = names()
 _SOLVED = 3
@@ -316,6 +325,18 @@ _PURPOSES = {
 """What the smallest budget's purposes hold, in words."""
 
 
+def inputs_of(profile: Profile) -> Inputs:
+    """Hashes of a profile's documents."""
+    return Inputs(
+        document_hash(profile.model),
+        document_hash(profile.hardware),
+        document_hash(profile.costs),
+        document_hash(profile.routing),
+        profile.index.checkpoint_fingerprint,
+        profile.index.store_fingerprint,
+    )
+
+
 def document(
     profile: Profile, entry: Entry, rivals: list[Entry], seed: int, asked: Asked | None = None
 ) -> Plan:
@@ -336,14 +357,7 @@ def document(
         bound=figures.bound,
         bound_class=figures.bound_class,
         gap=figures.gap,
-        inputs=Inputs(
-            document_hash(profile.model),
-            document_hash(profile.hardware),
-            document_hash(profile.costs),
-            document_hash(profile.routing),
-            index.checkpoint_fingerprint,
-            index.store_fingerprint,
-        ),
+        inputs=inputs_of(profile),
         locations=Locations(str(profile.folder), index.checkpoint, index.store),
         workload=encoding.workload,
         device=profile.hardware.device,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from executor.device import Device
@@ -18,6 +20,7 @@ from executor.parallel.exchange import Exchange, Segment, gather_counts, now_ns
 from executor.parallel.measure import SAMPLES, expert_curve
 from executor.parallel.meeting import wait_for_all
 from executor.parallel.rebalance import Rebalancer
+from executor.parallel.serving import PlannedExperts, Served
 from executor.schedule import Chunk
 from executor.sequences import Sequences
 from executor.source import WeightSource
@@ -46,35 +49,46 @@ class RankOptions:
         Sequences of one rank that run at a time.
     requests, prompt_tokens, new_tokens
         Of the rank with most: sizes of its buffers.
+    layers
+        Of an offload plan: layer, residents and prefetches of each MoE layer; None: there is none,
+        and what is missing is read when it is needed.
+    reserve, chunk_bytes
+        Of that plan.
     """
 
     slots: int
-    eviction: Eviction
+    eviction: Literal["none", "lru", "lifo", "fifo", "frequency", "plan"]
     batch_size: int
     requests: int
     prompt_tokens: int
     new_tokens: int
+    layers: Sequence[tuple[int, Sequence[int], Sequence[int]]] | None = None
+    reserve: int = 0
+    chunk_bytes: int = _CHUNK_BYTES
 
 
 def rank_policy(model: ModelSpec, options: RankOptions, dtype_bytes: int) -> Policy:
-    """The policy that a rank's memory is cut by: everything stays but experts, which have slots."""
+    """The policy of a rank: everything stays but experts, which have slots, and those that an
+    offload plan keeps."""
     rows, _ = default_head_tiling(model, dtype_bytes)
     # a slot is no larger than an expert
     expert = max(layer.expert_bytes for layer in model.layers)
     rows = max(min(rows, aligned(expert) // (model.hidden_size * dtype_bytes)), 1)
     tiles = -(-model.vocab_size // rows)
+    planned = options.layers is not None
+    kept = {layer: (tuple(stay), tuple(ahead)) for layer, stay, ahead in options.layers or ()}
     return Policy(
         n_batches=1,
         batch_size=options.batch_size,
-        layers=tuple(LayerPolicy(True, (), ()) for _ in model.layers),
+        layers=tuple(LayerPolicy(True, *kept.get(one.index, ((), ()))) for one in model.layers),
         head_tile_rows=rows,
         head_tiles=tiles,
         resident_head_tiles=tiles,
         slots=options.slots,
         dense_slots=0,
-        reserve=options.slots,
-        eviction="lru",
-        chunk_bytes=_CHUNK_BYTES,
+        reserve=options.reserve if planned else options.slots,
+        eviction=options.eviction,
+        chunk_bytes=options.chunk_bytes,
     )
 
 
@@ -121,7 +135,11 @@ class Rank:
         self._head = [
             Unit(len(self._model.layers), "head", tile) for tile in range(policy.head_tiles)
         ]
-        self.buffer = ExpertBuffer(options.slots, options.eviction, self._read)
+        # an offload plan's experts have a channel of their own, run by run
+        self.buffer: ExpertBuffer | None = None
+        if options.layers is None:
+            eviction: Eviction = "lru" if options.eviction == "lru" else "lifo"
+            self.buffer = ExpertBuffer(options.slots, eviction, self._read)
         self.exchange = Exchange(rank, placement)
         self._placement = placement
         self._read_ns = self._reads = self._compute_ns = 0
@@ -139,6 +157,8 @@ class Rank:
         ]
 
     def _preload(self, placement: Placement) -> None:
+        if self.buffer is None:
+            return
         own = self._own(placement)
         self.buffer.keep_only(set(own))
         if len(own) <= self._options.slots:
@@ -151,6 +171,16 @@ class Rank:
         self._device.copy(Chunk(unit, slot, 0, size, "expert", 0, True))
         self._read_ns += now_ns(self._device.device) - started
         self._reads += 1
+
+    @contextmanager
+    def _serving(self, passes: int) -> Iterator[Served]:
+        """What brings experts in a run of so many passes, at most."""
+        if self.buffer is not None:
+            yield self.buffer
+            return
+        own = frozenset(self._own(self._placement))
+        with closing(PlannedExperts(self._device, own, passes)) as planned:
+            yield planned
 
     # --- running ------------------------------------------------------------------------------
 
@@ -188,11 +218,11 @@ class Rank:
         if rebalance is not None:
             devices = self.exchange.devices
             self._rebalancer = Rebalancer(self._rank, devices, self._placement, **rebalance)
-        before = self._sums()
-        started = time.perf_counter_ns()
         results: list[list[int]] = [[] for _ in prompts]
         passes = 0
-        with torch.inference_mode():
+        with torch.inference_mode(), self._serving(groups * limit) as served:
+            self._served, before = served, self._sums(served)
+            started = time.perf_counter_ns()
             for group in range(groups):
                 members = range(
                     min(group * size, len(prompts)), min((group + 1) * size, len(prompts))
@@ -212,7 +242,7 @@ class Rank:
                     passes += 1
                     progress(group * limit + step + 1, groups * limit)
                     self._rebalance((groups - group) * limit - step - 1)
-        after = self._sums()
+        after = self._sums(served)
         return {
             "token_ids": results,
             "layers": self._layers,
@@ -243,24 +273,29 @@ class Rank:
 
     def measure(self) -> dict[str, Any]:
         """Times of an expert, on the first rank that has one, while the others wait."""
-        device, curve = self._device, []
+        device, buffer, curve = self._device, self.buffer, []
+        if buffer is None:
+            raise ValueError("what is measured is loaded without an offload plan")
         first = min(rank for held in self._placement.values() for ranks in held for rank in ranks)
         if self._rank == first:
             own = self._own(self._placement)
             # what is in the buffer; where nothing is yet, the first
-            units = [unit for unit in own if unit in self.buffer] or own[:1]
+            units = [unit for unit in own if unit in buffer] or own[:1]
             with torch.inference_mode():
-                weights = [device.expert(unit, self.buffer.use(unit)) for unit in units]
+                weights = [device.expert(unit, buffer.use(unit)) for unit in units]
                 curve = expert_curve(device, weights)
         wait_for_all()
         return {"expert": curve, "samples": SAMPLES}
 
-    def _sums(self) -> dict[str, int]:
+    def _sums(self, served: Served) -> dict[str, int]:
         return {
             "rows_computed": self.exchange.rows_computed,
             "rows_sent": self.exchange.rows_sent,
-            "hits": self.buffer.hits,
-            "misses": self.buffer.misses,
+            "hits": served.hits,
+            "misses": served.misses,
+            "wait_ns": served.wait_ns,
+            "prefetched_bytes": served.prefetched_bytes,
+            "wasted_bytes": served.wasted_bytes,
             "bytes_read": self._device.bytes_read,
             "exchange_ns": self.exchange.exchange_ns,
             "expert_ns": self._compute_ns,
@@ -269,12 +304,16 @@ class Rank:
 
     def _pass(self, sequences: Sequences, number: int) -> None:
         """One traversal of all layers; takes part in exchanges also without tokens of its own."""
-        operations = self._device.operations
+        operations, served = self._device.operations, self._served
         tokens = sequences.tokens
+        served.enter(number, 0)
         if tokens:
             operations.begin(sequences.counts, sequences.past)
-            operations.embed(tokens)
+            missing = self._device.embedding.missing(tokens)
+            with served.held() if missing else nullcontext():
+                operations.embed(tokens)
         for layer, spec in enumerate(self._model.layers):
+            served.enter(number, layer)
             if tokens:
                 for batch in range(self._device.state.batches):
                     operations.attention(layer, batch)
@@ -282,6 +321,7 @@ class Rank:
                     operations.dense_mlp(layer)
             if spec.experts:
                 self._experts(layer, bool(tokens))
+        served.enter(number, len(self._model.layers))
         if not tokens:
             return
         alive = operations.head_begin()
@@ -310,7 +350,12 @@ class Rank:
         def compute(segments: list[Segment], rows: torch.Tensor, results: torch.Tensor) -> None:
             self._compute(layer, segments, rows, results)
 
-        found = self.exchange.run(layer, normed, chosen.cpu().numpy(), compute, spec.experts)
+        def known(rows: npt.NDArray[np.int64]) -> None:
+            most = np.argsort(-rows, kind="stable").tolist()
+            self._served.known([Unit(layer, "expert", one) for one in most if rows[one]])
+
+        choices = chosen.cpu().numpy()
+        found = self.exchange.run(layer, normed, choices, compute, spec.experts, known)
         if self._rebalancer is not None:
             self._rebalancer.saw(layer, self.exchange.counts.sum(axis=0))
         if self._recording:
@@ -330,11 +375,10 @@ class Rank:
     def _compute(
         self, layer: int, segments: list[Segment], rows: torch.Tensor, results: torch.Tensor
     ) -> None:
-        """Own experts, those in the buffer first."""
-        units = {one: Unit(layer, "expert", one.expert) for one in segments}
-        for segment in sorted(segments, key=lambda one: units[one] not in self.buffer):
-            slot = self.buffer.use(units[segment])
-            weights = self._device.expert(units[segment], slot)
+        """Own experts, those that are there first."""
+        units = {Unit(layer, "expert", one.expert): one for one in segments}
+        for unit, slot in self._served.serve(units):
+            segment, weights = units[unit], self._device.expert(unit, slot)
             started = now_ns(rows.device)
             first, stop = segment.first, segment.stop
             while first < stop:

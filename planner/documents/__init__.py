@@ -31,6 +31,7 @@ from planner.documents.costs import (
 )
 from planner.documents.machine import Machine
 from planner.documents.model import LayerSpec, ModelSpec, QuantizedExperts, StoredShares
+from planner.documents.offload import DevicePolicy, DevicePrediction, KeptExperts, Offload
 from planner.documents.placement import (
     BalanceFigures,
     ExpertPlacement,
@@ -82,6 +83,8 @@ __all__ = [
     "Channel",
     "CostProfile",
     "Curve",
+    "DevicePolicy",
+    "DevicePrediction",
     "Document",
     "Event",
     "ExpertPlacement",
@@ -89,6 +92,7 @@ __all__ = [
     "Hardware",
     "HostCompute",
     "Inputs",
+    "KeptExperts",
     "LayerPlacement",
     "LayerPolicy",
     "LayerSpec",
@@ -96,6 +100,7 @@ __all__ = [
     "Machine",
     "MemoryAccount",
     "ModelSpec",
+    "Offload",
     "PlacementCandidate",
     "Plan",
     "Policy",

@@ -7,7 +7,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from planner.documents.base import STRICT, Count, Document, Hash, Positive, Source
+from planner.documents.base import STRICT, Added, Count, Document, Hash, Positive, Source
+from planner.documents.offload import Offload
 
 __all__ = ["BalanceFigures", "ExpertPlacement", "LayerPlacement", "PlacementCandidate"]
 
@@ -82,6 +83,9 @@ class ExpertPlacement(Document):
     candidates
         Of a method that searches: what it chose from, on fitted scenarios kept apart from learning
         (none where there were too few). What is judged on is not among them.
+    offload
+        What each device keeps of its experts, and copies when; None: they stay, or are read when
+        they are needed.
     """
 
     kind: ClassVar[str] = "placement"
@@ -102,6 +106,7 @@ class ExpertPlacement(Document):
     stop: Literal["optimal", "time_limit", "rule"]
     seed: Count = 0
     candidates: tuple[PlacementCandidate, ...] = ()
+    offload: Added[Offload] = None
 
     def __post_init__(self) -> None:
         if self.devices % self.nodes:
@@ -120,3 +125,22 @@ class ExpertPlacement(Document):
                 raise ValueError(f"layers.{at} has more replicas than {self.replicas}")
         if [one.layer for one in self.layers] != sorted({one.layer for one in self.layers}):
             raise ValueError("layers do not ascend")
+        if self.offload is not None:
+            self._refuse_offload(self.offload)
+
+    def _refuse_offload(self, offload: Offload) -> None:
+        if len(offload.devices) != self.devices:
+            raise ValueError(f"offload has {len(offload.devices)} devices of {self.devices}")
+        for device, policy in enumerate(offload.devices):
+            if len(policy.layers) != len(self.layers):
+                raise ValueError(
+                    f"offload.devices.{device} has {len(policy.layers)} layers of "
+                    f"{len(self.layers)}"
+                )
+
+    def held(self, device: int) -> tuple[tuple[int, ...], ...]:
+        """For each MoE layer the experts that a device holds, ascending."""
+        return tuple(
+            tuple(expert for expert, devices in enumerate(one.devices) if device in devices)
+            for one in self.layers
+        )

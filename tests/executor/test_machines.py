@@ -448,7 +448,14 @@ def test_rows_stay_on_their_device_and_sizes_on_the_cpu(monkeypatch: pytest.Monk
         assert [(one.expert, one.stop - one.first) for one in segments] == [(0, 1), (1, 2), (2, 1)]
 
     one = Exchange(0, {0: [(0,), (0,), (0,)]})
-    found = one.run(0, rows, np.array([[0, 1], [1, 2]]), compute, 3)
+    known: list[list[int]] = []
+
+    def told(rows: np.ndarray) -> None:
+        assert not moved
+        known.append(rows.tolist())
+
+    found = one.run(0, rows, np.array([[0, 1], [1, 2]]), compute, 3, told)
+    assert known == [[1, 2, 1]]
     assert found.shape == (2, 2, 4)
     assert found.device.type == "meta"
     assert moved == [("meta", "meta")] * 2
