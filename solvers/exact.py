@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
+from solvers.chunk_search import move_exactly
 from solvers.host import physical_bound
 from solvers.host_search import tune_host
 from solvers.layout import infeasible
@@ -119,6 +120,7 @@ class ExactSolver(ABC):
         if not streams:
             return Stop.OPTIMAL
         move_residents(search, limits.work, limits.seed)
+        move_exactly(search, limits.work, limits.seed)
         tell()
         solved: Solved | None = None
         if search.best.eviction == "none":

@@ -9,18 +9,25 @@ in slots; so a whole neighbourhood costs about as much as one replay.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from solvers.checker import check_schedule
 from solvers.layout import START, settled
+from solvers.moves import Move, Sets
 from solvers.outcome import Schedule, StageChoice
 from solvers.problem import Problem
 from solvers.sets import Search, demand_share
 
-__all__ = ["FluidClock", "move_residents"]
+__all__ = [
+    "FluidClock",
+    "fitting",
+    "move_residents",
+    "scheduled",
+    "spare_bytes",
+    "trial_moves",
+]
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -38,33 +45,6 @@ _MUCH = 0.005
 """Turns at most, while one saves at least this share."""
 _CHECKED = 6
 """Schedules handed to the replay for each number of slots."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Sets:
-    """Residents: ``items`` bool [stages, items], ``starts`` bool [stages]."""
-
-    items: Bools
-    starts: Bools
-
-
-@dataclass(frozen=True, slots=True)
-class _Move:
-    """Units (stage, item or ``START``) that leave and that come."""
-
-    leave: tuple[tuple[int, int], ...]
-    come: tuple[tuple[int, int], ...]
-
-    def applied(self, sets: _Sets) -> _Sets:
-        """The residents after it."""
-        items, starts = sets.items.copy(), sets.starts.copy()
-        for units, kept in ((self.leave, False), (self.come, True)):
-            for stage, item in units:
-                if item == START:
-                    starts[stage] = kept
-                else:
-                    items[stage, item] = kept
-        return _Sets(items, starts)
 
 
 class FluidClock:
@@ -98,7 +78,7 @@ class FluidClock:
         self._room = max(slots - reserve, 0) * float(self._copy.max(initial=0.0))
         self._start_room = start_slots * float(self._start.max(initial=0.0))
 
-    def measure(self, base: _Sets, moves: list[_Move]) -> Floats:
+    def measure(self, base: Sets, moves: list[Move]) -> Floats:
         """Estimated weighted time (ns) of ``base`` after each of the moves."""
         gone = ~base.items
         count = len(moves)
@@ -224,18 +204,18 @@ def _descend(
     reserve = 0 if bool((listed | ~exists).all()) else min(max(found.reserve, 1), slots)
     few = problem.replace(scenarios=problem.scenarios.take_passes(_PASSES))
     clock = FluidClock(few, listed, slots, start_slots, reserve)
-    sets = _fitting(problem, found, slots, start_slots, share)
+    sets = fitting(problem, found, slots, start_slots, share)
     if sets is None:
         return
     rng = np.random.default_rng([seed, slots, start_slots])
-    value = float(clock.measure(sets, [_Move((), ())])[0])
+    value = float(clock.measure(sets, [Move((), ())])[0])
     every = max(rounds // _CHECKED, 1)
-    _try(search, _schedule(problem, sets, listed, share, sizes, reserve))
+    _try(search, scheduled(problem, sets, listed, share, sizes, reserve))
     for step in range(rounds):
         if time.monotonic() > search.deadline:
             search.out_of_time = True
             return
-        moves = _moves(problem, sets, share, sizes, rng)
+        moves = trial_moves(problem, sets, share, sizes, rng)
         if not moves:
             break
         values = clock.measure(sets, moves)
@@ -244,16 +224,16 @@ def _descend(
             break
         several = _together(moves, values, value)
         together = float(clock.measure(sets, [several])[0])
-        if together < values[best] and _spare(problem, several.applied(sets), *sizes) >= 0:
+        if together < values[best] and spare_bytes(problem, several.applied(sets), *sizes) >= 0:
             sets, value = several.applied(sets), together
         else:
             sets, value = moves[best].applied(sets), float(values[best])
         if step % every == every - 1:
-            _try(search, _schedule(problem, sets, listed, share, sizes, reserve))
-    _try(search, _schedule(problem, sets, listed, share, sizes, reserve))
+            _try(search, scheduled(problem, sets, listed, share, sizes, reserve))
+    _try(search, scheduled(problem, sets, listed, share, sizes, reserve))
 
 
-def _together(moves: list[_Move], values: Floats, value: float) -> _Move:
+def _together(moves: list[Move], values: Floats, value: float) -> Move:
     """The best moves that improve, as one, as far as each has stages of its own."""
     leave: list[tuple[int, int]] = []
     come: list[tuple[int, int]] = []
@@ -269,7 +249,7 @@ def _together(moves: list[_Move], values: Floats, value: float) -> _Move:
             leave += move.leave
             come += move.come
             made += 1
-    return _Move(tuple(leave), tuple(come))
+    return Move(tuple(leave), tuple(come))
 
 
 def _try(search: Search, schedule: Schedule) -> None:
@@ -277,7 +257,7 @@ def _try(search: Search, schedule: Schedule) -> None:
         search.try_schedule(schedule)
 
 
-def _spare(problem: Problem, sets: _Sets, slots: int, start_slots: int) -> int:
+def spare_bytes(problem: Problem, sets: Sets, slots: int, start_slots: int) -> int:
     """Bytes left over, with start slots for any start unit, so that each may leave."""
     held = problem.start_bytes
     used = int((problem.item_bytes * sets.items).sum() + (held * sets.starts).sum())
@@ -285,36 +265,37 @@ def _spare(problem: Problem, sets: _Sets, slots: int, start_slots: int) -> int:
     return problem.capacity_bytes - used
 
 
-def _fitting(
+def fitting(
     problem: Problem, found: Schedule, slots: int, start_slots: int, share: Floats
-) -> _Sets | None:
+) -> Sets | None:
     """The schedule's residents, with as many of the least demanded left out as more slots need."""
     items = np.zeros(problem.item_bytes.shape, dtype=bool)
     for index, choice in enumerate(found.stages):
         items[index, list(choice.resident)] = True
-    sets = _Sets(items, np.array([choice.start_resident for choice in found.stages]))
+    sets = Sets(items, np.array([choice.start_resident for choice in found.stages]))
     movable = [
         (float(share[index, item]), int(index), int(item))
         for index, item in np.argwhere(items)
         if not problem.stages[index].sequential
     ]
     for _, index, item in sorted(movable):
-        if _spare(problem, sets, slots, start_slots) >= 0:
+        if spare_bytes(problem, sets, slots, start_slots) >= 0:
             break
         items[index, item] = False
-    return sets if _spare(problem, sets, slots, start_slots) >= 0 else None
+    return sets if spare_bytes(problem, sets, slots, start_slots) >= 0 else None
 
 
-def _moves(
+def trial_moves(
     problem: Problem,
-    sets: _Sets,
+    sets: Sets,
     share: Floats,
     sizes: tuple[int, int],
     rng: np.random.Generator,
-) -> list[_Move]:
+    most: int = _MOVES,
+) -> list[Move]:
     """Trial moves that fit: the least demanded residents of a stage may leave, the most demanded
     others come; start units change places with each other and with items."""
-    spare = _spare(problem, sets, *sizes)
+    spare = spare_bytes(problem, sets, *sizes)
     leaving: list[tuple[int, int]] = []
     coming: list[tuple[int, int]] = []
     for index, stage in enumerate(problem.stages):
@@ -335,11 +316,11 @@ def _moves(
         start = stage.start.held_bytes if stage.start else 0
         return start if unit[1] == START else stage.items[unit[1]].held_bytes
 
-    moves = [_Move((), (unit,)) for unit in coming if size(unit) <= spare]
-    out = rng.integers(0, max(len(leaving), 1), size=(4 * _MOVES, 2)).tolist()
-    into = rng.integers(0, max(len(coming), 1), size=(4 * _MOVES, 2)).tolist()
+    moves = [Move((), (unit,)) for unit in coming if size(unit) <= spare]
+    out = rng.integers(0, max(len(leaving), 1), size=(4 * most, 2)).tolist()
+    into = rng.integers(0, max(len(coming), 1), size=(4 * most, 2)).tolist()
     for (first, second), (third, fourth) in zip(out, into, strict=True):
-        if len(moves) >= _MOVES or not leaving or not coming:
+        if len(moves) >= most or not leaving or not coming:
             break
         leave: tuple[tuple[int, int], ...] = (leaving[first],)
         come: tuple[tuple[int, int], ...] = (coming[third],)
@@ -353,13 +334,13 @@ def _moves(
         # of a sequential stage only the last resident and the next item may move, not both
         stages = [unit[0] for unit in (*leave, *come) if problem.stages[unit[0]].sequential]
         if room >= 0 and len(set(stages)) == len(stages):
-            moves.append(_Move(leave, come))
+            moves.append(Move(leave, come))
     return list(dict.fromkeys(moves))
 
 
-def _schedule(
+def scheduled(
     problem: Problem,
-    sets: _Sets,
+    sets: Sets,
     listed: Bools,
     share: Floats,
     sizes: tuple[int, int],

@@ -9,7 +9,8 @@ import pytest
 
 from solvers.checker import check_schedule
 from solvers.layout import smallest_capacity
-from solvers.local import FluidClock, _Move, _Sets, move_residents
+from solvers.local import FluidClock, move_residents
+from solvers.moves import Move, Sets
 from solvers.outcome import Schedule, StageChoice
 from solvers.problem import Problem, Stage
 from solvers.replay import measure, replay
@@ -41,9 +42,9 @@ def test_the_fluid_clock_by_hand(even: Problem) -> None:
     starts = np.zeros(4, dtype=bool)
     # stages 2 and 3 stream: ahead by 6 at stage 2 (3 in the first pass's stages 0 and 1, then
     # capped by the slot), so 2 waits for nothing and 3 for 3 ms: 15 ms a pass
-    sets = _Sets(np.array([[True], [True], [False], [False]]), starts)
-    swapped = _Move(((1, 0),), ((2, 0),))
-    values = clock.measure(sets, [_Move((), ()), swapped])
+    sets = Sets(np.array([[True], [True], [False], [False]]), starts)
+    swapped = Move(((1, 0),), ((2, 0),))
+    values = clock.measure(sets, [Move((), ()), swapped])
     assert values[0] == pytest.approx(8 * 15e6)
     # stages 1 and 3: 6 ms between them hide each copy, but for the first one's: it has 6 as well
     assert values[1] == pytest.approx(8 * 12e6)

@@ -1,0 +1,119 @@
+"""The clock of many sets of residents is the replay, where only start units are copied ahead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from solvers.chunk_clock import ChunkClock
+from solvers.chunk_search import move_exactly
+from solvers.layout import START
+from solvers.moves import Move, Sets
+from solvers.outcome import Schedule, StageChoice
+from solvers.problem import Problem, Scenarios, Stage, Unit
+from solvers.replay import objective
+from solvers.sets import Search
+
+
+def small(rng: np.random.Generator) -> Problem:
+    """Up to four stages and three items; times so short that events often coincide."""
+    passes, stages, width = rng.integers(1, 5, 3).tolist()
+    shape = (passes, stages, width)
+
+    def unit() -> Unit:
+        chunks, chunk, last = (int(one) for one in rng.integers(1, 9, 3))
+        return Unit(5, 5, 1 + chunks % 3, chunk, last, 1)
+
+    parts = tuple(
+        Stage(unit() if rng.random() < 0.8 else None, tuple(unit() for _ in range(width)))
+        for _ in range(stages)
+    )
+    demand = ((rng.random(shape) < 0.6) * rng.integers(1, 4, shape)).astype(np.int32)
+    prologue, lead, epilogue, longer = (
+        rng.integers(0, most, shape[:2]).astype(np.int64) for most in (4, 12, 4, 5)
+    )
+    scenarios = Scenarios(
+        prologue,
+        lead,
+        demand,
+        np.where(demand > 0, rng.integers(0, 9, shape), 0).astype(np.int64),
+        epilogue,
+        rng.integers(1, 3, passes).astype(np.int64),
+        None,
+        (0, passes - 1) if passes > 1 and rng.random() < 0.4 else (0,),
+        longer if rng.random() < 0.3 else None,
+    )
+    correction = rng.integers(-3, 4, (stages, width)).astype(np.int64)
+    return Problem(parts, scenarios, 10_000, 5, correction_ns=correction)
+
+
+def drawn(rng: np.random.Generator, problem: Problem) -> Sets:
+    starts = [stage.start is not None and rng.random() < 0.4 for stage in problem.stages]
+    return Sets(rng.random(problem.item_bytes.shape) < 0.5, np.array(starts))
+
+
+def between(base: Sets, other: Sets) -> Move:
+    """The move that makes ``other`` of ``base``."""
+
+    def units(have: Sets, lack: Sets) -> tuple[tuple[int, int], ...]:
+        items = np.argwhere(have.items & ~lack.items).tolist()
+        starts = np.flatnonzero(have.starts & ~lack.starts).tolist()
+        return (*((at, item) for at, item in items), *((at, START) for at in starts))
+
+    return Move(units(base, other), units(other, base))
+
+
+def taken(problem: Problem, sets: Sets, slots: int, start_slots: int) -> int:
+    choices = tuple(
+        StageChoice(bool(first), tuple(np.flatnonzero(kept).tolist()), ())
+        for kept, first in zip(sets.items, sets.starts, strict=True)
+    )
+    return objective(problem, Schedule(choices, slots, start_slots, slots))
+
+
+def test_equals_the_replay() -> None:
+    for seed in range(60):
+        rng = np.random.default_rng([seed, 21])
+        problem = small(rng)
+        slots, start_slots = (int(one) for one in rng.integers(1, 4, 2))
+        base = drawn(rng, problem)
+        others = [base, *(drawn(rng, problem) for _ in range(5))]
+        moves = [between(base, other) for other in others]
+        assert [move.applied(base).items.tolist() for move in moves] == [
+            other.items.tolist() for other in others
+        ]
+        found = ChunkClock(problem, slots, start_slots).measure(base, moves)
+        wanted = [taken(problem, other, slots, start_slots) for other in others]
+        assert found.tolist() == wanted, seed
+
+
+def test_a_chunk_that_delays_moves_to_where_it_does_not(make: Any) -> None:
+    # Two stages with start units of 4 ns, of which one can stay; each pass works 10 ns in stage 0,
+    # on a resident, and 1 ns in stage 1, on an item that is copied in 8 ns; leads of 2 ns. Stage
+    # 1's start unit is copied while stage 0 works: 2 + 10 + 2 + 8 + 1 ns a pass. Stage 0's for the
+    # next pass may begin when stage 1 does, and then what 1 demands waits for 2 ns.
+    start, item = make.unit(4, 3), make.unit(8, 5)
+    scenarios = make.scenarios([[[1, 0], [0, 1]]] * 6, lead=2, work=lambda rows: 10)
+    work = scenarios.work_ns.copy()
+    work[:, 1] = np.minimum(work[:, 1], 1)
+    scenarios = Scenarios(
+        scenarios.prologue_ns,
+        scenarios.lead_ns,
+        scenarios.demand,
+        work,
+        scenarios.epilogue_ns,
+        scenarios.weight,
+    )
+    # room for a slot of each kind, one start unit and the item of stage 0
+    problem = Problem((Stage(start, (item, item)),) * 2, scenarios, 3 + 5 + 3 + 5, 5)
+    wrong = Schedule((StageChoice(False, (0,)), StageChoice(True, ())), 1, 1, 1)
+    right = Schedule((StageChoice(True, (0,)), StageChoice(False, ())), 1, 1, 1)
+    search = Search(problem, [])
+    search.try_schedule(wrong)
+    move_exactly(search, 0.01, 0)
+    assert search.best is not None
+    assert objective(problem, right) == 6 * 23
+    # the first pass waits for stage 0's start unit, the last one copies none for the next
+    assert objective(problem, wrong) == 4 + 5 * 25 + 23
+    assert objective(problem, search.best) == 6 * 23
