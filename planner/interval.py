@@ -2,9 +2,12 @@
 
 A rate's interval is meant to hold nine of ten runs. Its parts are taken to be independent:
 
-- the disk's bandwidth, where compute waits for it: its spread from moment to moment of the profile;
-- each kind's curve, by its share of the rest: the error at samples that it was not fitted to;
-- the machine's drift: the spread of a fixed operation from moment to moment of the profile;
+- the disk's bandwidth, where compute waits for it: its spread, of means over a run's time;
+- each kind's curve, by its share of the run: its error at samples that it was not fitted to, all
+  sizes alike, since a run has few; of a measured curve that is how far the profile's two halves lie
+  apart, and a run lies nearer to both of them together;
+- the machine's drift, by the share that does not wait: the spread of a fixed operation in the
+  profile, of means over a run's time;
 - routing: a run is one draw, and the spread over the scenarios' runs says how far draws lie apart;
 - the model itself: what replays leave out.
 """
@@ -12,7 +15,7 @@ A rate's interval is meant to hold nine of ten runs. Its parts are taken to be i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 import numpy as np
@@ -35,6 +38,13 @@ _QUARTILE = 0.6745
 
 _MODEL_ERROR = 0.04
 """Standard deviation of what the replay leaves out; assumed, and held against the benchmark."""
+
+_MEASURED = ("measured", "paced")
+_OF_HALVES = (1 / 2 + math.sqrt(3) / 2) / 2
+"""A run's deviation from a curve, in those of the difference of its two halves. Where a run
+averages out what makes them differ, a curve of both errs by half; where it is one more such draw,
+its variance and half as much for their mean are three quarters of the difference's. Nothing says
+which it is, so this is the middle."""
 
 _TILED = ("expert", "dense_mlp", "shared_expert")
 
@@ -73,14 +83,22 @@ def relative_error(
     copies = 0.0 if steady else (bandwidth.spread or 0.0) / bandwidth.value / _QUARTILE
     drift = (costs.reference_ns.spread or 0.0) / max(costs.reference_ns.value, 1.0) / _QUARTILE
     waits = sum(by_kind.get(f"wait_{what}", 0) for what in ("dense", "expert", "head"))
-    waiting = waits / max(wall_ns, 1)
-    total = sum(by_kind.get(kind, 0) for kind in costs.curves)
-    curves = [
-        (curve.held_out_error or 0.0) / _QUARTILE * by_kind.get(kind, 0) / max(total, 1)
-        for kind, curve in costs.curves.items()
+    wall = max(wall_ns, 1)
+    of_kinds: dict[str, Sequence[Curve]] = {kind: (one,) for kind, one in costs.curves.items()}
+    of_kinds["attention"] = (*costs.attention_decode.curves, *costs.attention_prefill.curves)
+    curves = [_error(ones) * by_kind.get(kind, 0) / wall for kind, ones in of_kinds.items()]
+    waiting = waits / wall
+    return math.hypot(waiting * copies, *curves, (1 - waiting) * drift, _MODEL_ERROR)
+
+
+def _error(curves: Sequence[Curve]) -> float:
+    """Relative standard deviation of what these curves say, one like the other."""
+    errors = [
+        one.held_out_error * (_OF_HALVES if one.source in _MEASURED else 1.0)
+        for one in curves
+        if one.held_out_error is not None
     ]
-    working = (1 - waiting) * math.hypot(*curves, drift)
-    return math.hypot(waiting * copies, working, _MODEL_ERROR)
+    return sum(errors) / len(errors) / _QUARTILE if errors else 0.0
 
 
 def extrapolated(

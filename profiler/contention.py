@@ -6,9 +6,10 @@ with the channel at rest and with it busy, so that the machine's drift touches b
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,12 +17,15 @@ from planner.documents import Event, Figure
 from planner.documents.base import Source
 from profiler.bench import Bench
 from profiler.compute import Cell
+from profiler.correct import weight
 from profiler.curves import figure
 
-__all__ = ["Contention", "Turn", "beside", "contend", "kind_ratios", "slowdowns"]
+__all__ = ["Contention", "Turn", "beside", "contend", "kind_slowdowns", "slowdowns"]
 
 _LEAST_SHARE = 0.2
-"""Where less of a kind's time lies beside copies, its ratio would be noise blown up."""
+"""Where less of computation lies beside copies, a ratio would be noise blown up."""
+_LEAST_COMMON = 1.001
+"""The planner has the slowdowns of single kinds as parts of the common one, which so is above 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +60,22 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """Ratios of at least 1, over all cells, and computation's kind by kind."""
+    """Ratios of at least 1, over all cells."""
 
     copy_slowdown: Figure
     compute_slowdown: Figure
-    by_kind: dict[str, Figure]
 
 
 def contend(
-    bench: Bench, cell: Cell, rows: int, passes: int, turns: int
+    bench: Bench, cell: Cell, rows: int, passes: int, turns: int, least_ns: int = 0
 ) -> list[tuple[Turn, Turn]]:
-    """Pairs of (at rest, busy) of one cell."""
-    return [
-        (_turn(bench, cell, rows, passes, on=False), _turn(bench, cell, rows, passes, on=True))
-        for _ in range(turns)
-    ]
+    """Pairs of (at rest, busy) of one cell: so many turns, and more until the time is up."""
+    pairs: list[tuple[Turn, Turn]] = []
+    begun = time.perf_counter_ns()
+    while len(pairs) < turns or time.perf_counter_ns() - begun < least_ns:
+        rest = _turn(bench, cell, rows, passes, on=False)
+        pairs.append((rest, _turn(bench, cell, rows, passes, on=True)))
+    return pairs
 
 
 def _turn(bench: Bench, cell: Cell, rows: int, passes: int, *, on: bool) -> Turn:
@@ -127,32 +132,53 @@ def slowdowns(
     source
         What the figures are tagged with.
     """
-    copy, compute = [], []
-    for rest, busy in pairs:
-        if busy.rate:
-            copy.append(max(alone_rate / busy.rate, 1.0))
-        if rest.total_ns and busy.beside_share > _LEAST_SHARE:
-            compute.append(_alone_ratio(rest.total_ns, busy.total_ns, busy.beside_share))
-    kinds = kind_ratios(pairs)
-    none = Figure(1.0, source, None, 0)
-    return Contention(
-        figure(copy, source) if copy else none,
-        figure(compute, source) if compute else none,
-        {kind: figure(ratios, source) for kind, ratios in kinds.items()},
-    )
+    copy = [alone_rate / busy.rate for _, busy in pairs if busy.rate]
+    return Contention(_at_least(1.0, copy, source), _common(pairs, source))
 
 
-def kind_ratios(pairs: Iterable[tuple[Turn, Turn]], least: float = 1.0) -> dict[str, list[float]]:
-    """Ratios of each kind of operation, a pair each where much of its time lies beside copies."""
+def _common(pairs: Iterable[tuple[Turn, Turn]], source: Source) -> Figure:
+    ratios = [
+        _alone_ratio(rest.total_ns, busy.total_ns, busy.beside_share)
+        for rest, busy in pairs
+        if rest.total_ns and busy.beside_share > _LEAST_SHARE
+    ]
+    return _at_least(_LEAST_COMMON, ratios, source)
+
+
+def kind_slowdowns(
+    pairs: Sequence[tuple[Turn, Turn]], source: Source = "measured"
+) -> dict[str, Figure]:
+    """Each kind's ratio, of at least 1, with the channel busy beside all computation.
+
+    The planner knows one share of computation that lies beside copies and takes it for that of
+    each kind. So do these: a kind's own share is another, and divided by a small one its ratio
+    would be noise blown up, and applied by a larger one too much. What few pairs say of a kind is
+    drawn to what they say of all, as in ``profiler.correct``.
+    """
+    common = _common(pairs, source).value
     kinds: defaultdict[str, list[float]] = defaultdict(list)
     for rest, busy in pairs:
-        for kind, before in rest.compute_ns.items():
-            share = busy.beside.get(kind, 0.0)
-            if before and share > _LEAST_SHARE:
-                kinds[kind].append(_alone_ratio(before, busy.compute_ns[kind], share, least))
-    return kinds
+        share = busy.beside_share
+        if share > _LEAST_SHARE:
+            for kind, before in rest.compute_ns.items():
+                if before:
+                    kinds[kind].append(_alone_ratio(before, busy.compute_ns[kind], share))
+    found = {kind: _at_least(1.0, ratios, source) for kind, ratios in kinds.items()}
+    return {
+        kind: replace(one, value=common * (one.value / common) ** weight(one.samples))
+        for kind, one in found.items()
+    }
 
 
-def _alone_ratio(before: float, after: float, share: float, least: float = 1.0) -> float:
+def _at_least(least: float, ratios: Sequence[float], source: Source) -> Figure:
+    """Their median, or ``least``. Single ones may lie below: cut off one by one they would leave
+    only what noise lengthens."""
+    if not ratios:
+        return Figure(1.0, source, None, 0)
+    found = figure(ratios, source)
+    return replace(found, value=max(found.value, least))
+
+
+def _alone_ratio(before: float, after: float, share: float) -> float:
     """How much longer it would take beside a channel that never rests."""
-    return max(1.0 + (after / before - 1.0) / share, least)
+    return 1.0 + (after / before - 1.0) / share

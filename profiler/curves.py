@@ -7,6 +7,7 @@ samples that they were not fitted to.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -26,6 +27,10 @@ __all__ = [
 ]
 
 _LEAST_MOMENTS = 4
+_BLOCKS, _LEAST_BLOCK = 8, 3
+"""Blocks that moments are joined to, and the fewest moments of one."""
+_NINE_OF_TEN, _QUARTILE = 1.645, 0.6745
+"""Standard deviations of a normal distribution on either side that hold 90%, and half."""
 
 
 def median_and_spread(samples: Sequence[float]) -> tuple[float, float]:
@@ -41,17 +46,36 @@ def figure(samples: Sequence[float], source: Source = "measured") -> Figure:
 
 
 def drifting(samples: Sequence[float], at_once: int, source: Source = "measured") -> Figure:
-    """A figure whose spread is that between moments, not that within one.
+    """A figure whose spread is what a run sees of the machine's drift.
 
     The samples come in the order in which they were taken, ``at_once`` of them in one moment, which
-    is worth its median. (Too few moments for quartiles: the spread of single samples.)
+    is worth its median. A run lasts for many moments, and averages what changes from one to the
+    next: moments that follow each other form blocks, whose means (a moment beyond four medians
+    counts as four) scatter by what is slower than that. The spread is a normal distribution's that
+    is as likely to hold one more block as these blocks say: their standard deviation, wider for
+    each that is missing (Student's t). (Too few moments: the spread of single samples.)
     """
     moments = [
         float(np.median(samples[at : at + at_once])) for at in range(0, len(samples), at_once)
     ]
     if len(moments) < _LEAST_MOMENTS:
         return figure(samples, source)
-    return replace(figure(samples, source), spread=median_and_spread(moments)[1])
+    most = 4 * float(np.median(moments))
+    count = min(_BLOCKS, len(moments) // _LEAST_BLOCK)
+    if count < _LEAST_MOMENTS:
+        count = len(moments)
+    means = [float(block.mean()) for block in np.array_split(np.minimum(moments, most), count)]
+    wide = _student(count - 1) / _NINE_OF_TEN * math.sqrt(1 + 1 / count)
+    return replace(figure(samples, source), spread=_QUARTILE * wide * float(np.std(means, ddof=1)))
+
+
+def _student(freedom: int) -> float:
+    """Of Student's t, what holds nine of ten on either side (Abramowitz and Stegun, 26.7.5)."""
+    z = _NINE_OF_TEN
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3
 
 
 def isotonic(values: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:
@@ -77,7 +101,7 @@ def fit_curve(samples: Mapping[int, Sequence[int]], source: Source = "measured")
     Parameters
     ----------
     samples
-        Durations in ns by rows; at least one sample each.
+        Durations in ns by rows, in the order in which they were taken; at least one sample each.
     source
         Where they come from.
 
@@ -85,16 +109,18 @@ def fit_curve(samples: Mapping[int, Sequence[int]], source: Source = "measured")
     -------
     Curve
         Medians, all raised by one ratio (see ``tail_ratio``) so that sums of many durations come
-        out right. Its ``held_out_error`` is the median relative error of a curve made from every
-        other sample, at the medians of the rest; None where a size has fewer than four samples.
+        out right. Its ``held_out_error`` is the median relative error of a curve made from the
+        first half of each size's samples, at the medians of the second, which was taken later: the
+        machine's moments count as well. None where a size has fewer than four samples.
     """
     curve = _through_medians(samples, source)
     if min(len(values) for values in samples.values()) < 4:
         return curve
-    half = _through_medians({rows: values[::2] for rows, values in samples.items()}, source)
+    early = {rows: values[: len(values) // 2] for rows, values in samples.items()}
+    half = _through_medians(early, source)
     errors = []
     for rows, values in samples.items():
-        truth = float(np.median(values[1::2]))
+        truth = float(np.median(values[len(values) // 2 :]))
         errors.append(abs(half(rows) - truth) / max(truth, 1.0))
     return replace(curve, held_out_error=float(np.median(errors)))
 

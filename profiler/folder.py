@@ -35,7 +35,7 @@ __all__ = ["profile_checkpoint", "record_checkpoint"]
 _PROMPTS = 64
 _SYNTHETIC_LENGTHS = (16, 160)
 _NEW_TOKENS = 16
-_FEW_PROMPTS, _FEW_TOKENS = 24, 4
+_FEW_PROMPTS, _FEW_LENGTH, _FEW_TOKENS = 24, 32, 4
 
 
 def profile_checkpoint(
@@ -129,14 +129,16 @@ def profile_checkpoint(
         def record() -> None:
             recorded.append(run(ids, new_tokens=new_tokens, ahead=True))
             tokens.add_decoded(recorded[0].decoded)
-            measurement.runs.append(recorded[0].observed)
+            measurement.runs += recorded[0].observed
 
         def again() -> None:
             # the first passes once more: between them lies all the measuring, so that a machine
-            # that grows faster or slower weighs as much in them as in what they are held against
+            # that grows faster or slower weighs as much in them as in what they are held against;
+            # their beginnings, which are about as long as each other and as benches measured
             few = min(_FEW_TOKENS, new_tokens)
-            one = run(ids[:_FEW_PROMPTS], new_tokens=few, most_groups=1)
-            measurement.runs.append(one.observed)
+            short = [prompt[:_FEW_LENGTH] for prompt in ids[:_FEW_PROMPTS]]
+            one = run(short, new_tokens=few, most_groups=1)
+            measurement.runs += one.observed
 
         # each pass reads most of the weights, at about 1.5 GB/s
         each = model.total_bytes * 2 // 3

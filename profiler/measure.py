@@ -17,6 +17,7 @@ from planner.documents import (
     Channel,
     CostProfile,
     Curve,
+    Figure,
     Hardware,
     ModelSpec,
     RawCopies,
@@ -25,17 +26,18 @@ from planner.documents import (
     document_hash,
 )
 from planner.documents.base import Source
-from planner.documents.costs import LEAST_SLOWDOWN, OperationKind
+from planner.documents.costs import OperationKind
 from planner.groups import CHUNK_BYTES
 from planner.memory import smallest_budget
 from profiler.bench import Bench, Tokens
 from profiler.compute import Cell, decode_cells, measure_cell, prefill_cells
-from profiler.contention import Turn, contend, kind_ratios, slowdowns
-from profiler.curves import drifting, figure, fit_curve, fit_surface
+from profiler.contention import Turn, contend, kind_slowdowns, slowdowns
+from profiler.curves import drifting, fit_curve, fit_surface
+from profiler.in_runs import as_runs_do
 from profiler.layout import BenchPlan, Layout
 from profiler.link import CopySample, copies_alone, fit_link, one_moment
 from profiler.machine import describe_machine
-from profiler.observed import Observed, between_passes_ns, turns_of
+from profiler.observed import Observed, between_passes_ns
 from profiler.samples import PassSamples
 from profiler.tasks import Task
 from solvers.errors import BudgetError
@@ -44,9 +46,9 @@ __all__ = ["Effort", "Measurement"]
 
 _MOST_PREFILL_TOKENS = 1024
 """Attention and experts compute in tiles of fewer rows: more tokens cost in proportion."""
-_COPIED: tuple[OperationKind, ...] = ("expert", "head")
-"""What a run computes from units that it has just copied."""
 _SLOTS = (12, 8, 6, 4, 3, 2, 1)
+_CONTENTION_CELLS = 8
+"""Contention takes as long as so many kinds of pass: it is a difference, which needs more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +112,8 @@ class Measurement:
     samples: PassSamples = field(default_factory=PassSamples)
     copies: list[CopySample] = field(default_factory=list)
     pairs: list[tuple[Turn, Turn]] = field(default_factory=list)
-    raw_copies: list[CopySample] = field(default_factory=list)
-    raw_pairs: list[tuple[Turn, Turn]] = field(default_factory=list)
+    RawCopies,
+    Surface,
     runs: list[Observed] = field(default_factory=list)
     reference: Reference = field(default_factory=Reference)
     order: Random = field(default_factory=lambda: Random(0))
@@ -226,6 +228,10 @@ class Measurement:
 
             def task(plan: BenchPlan = plan, cell: Cell = cell, rows: int = rows) -> None:
                 with self._bench(plan) as bench:
+                    pairs = self.pairs if cell.prompt_tokens is None else self.prefill_pairs
+                    effort = self.effort
+                    least = _CONTENTION_CELLS * effort.cell_ns
+                    pairs += contend(bench, cell, rows, effort.passes, effort.turns, least)
                     pairs.extend(contend(bench, cell, rows, self.effort.passes, self.effort.turns))
                 self.reference.take()
 
@@ -303,8 +309,8 @@ class Measurement:
         curves: dict[OperationKind, Curve] = {
             kind: fit_curve(self.samples.rows(kind)) for kind in kinds if self.samples.rows(kind)
         }
-        share = self.model.stored_share("expert")
-        ratios = slowdowns(self.pairs, self._alone_rate(self.copies, share), self._tag)
+        pairs = (*self.pairs, *self.prefill_pairs)
+        ratios = slowdowns(pairs, self._alone_rate(), self._tag)
         costs = CostProfile(
             model_hash=document_hash(self.model),
             hardware_hash=document_hash(hardware),
@@ -317,40 +323,24 @@ class Measurement:
             copy_slowdown=ratios.copy_slowdown,
             compute_slowdown=ratios.compute_slowdown,
             reference_ns=drifting(self.reference.samples, self.reference.at_once),
-            slowdown_by_kind={
-                kind: ratios.by_kind[kind]
-                for kind in get_args(OperationKind)
-                if kind in ratios.by_kind
-            },
-            raw=self._raw(),
+            slowdown_by_kind=self._by_kind(self.pairs),
+            prefill_slowdown_by_kind=self._by_kind(self.prefill_pairs),
         )
         return self._as_in_runs(costs)
 
+    def _by_kind(self, pairs: Sequence[tuple[Turn, Turn]]) -> dict[OperationKind, Figure]:
+        found = kind_slowdowns(pairs, self._tag)
+        return {kind: found[kind] for kind in get_args(OperationKind) if kind in found}
+
     def _as_in_runs(self, costs: CostProfile) -> CostProfile:
-        """With the slowdowns that real runs show, for what was copied as they went, and with what
-        they do between passes."""
+        """As real runs have them, and with what they do between passes."""
         if self.paced_bytes_per_second:
             # their reads were not paced
             return costs
-        turns = [turns_of(costs, run) for run in self.runs]
-        prefill, decode = (
-            {
-                kind: figure(found, self._tag)
-                for kind, found in kind_ratios(
-                    (turn[phase] for turn in turns), LEAST_SLOWDOWN
-                ).items()
-                if kind in _COPIED
-            }
-            for phase in ("prefill", "decode")
-        )
+        costs = as_runs_do(costs, self.runs)
         embed, beyond = costs.curves["embed"], between_passes_ns(costs, self.runs)
         embed = replace(embed, duration_ns=tuple(one + beyond for one in embed.duration_ns))
-        return replace(
-            costs,
-            curves={**costs.curves, "embed": embed},
-            slowdown_by_kind={**costs.slowdown_by_kind, **decode},
-            prefill_slowdown_by_kind=prefill,
-        )
+        return replace(costs, curves={**costs.curves, "embed": embed})
 
     def _alone_rate(self, copies: Sequence[CopySample], share: float) -> float:
         """Bytes/s that such copies bring in the pieces that contention was measured with."""

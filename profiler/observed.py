@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from planner.documents import CostProfile, Curve, Event, Surface
 from planner.memory import EXPERT_TILE_ROWS
-from profiler.contention import Turn, beside
 
 __all__ = [
     "SURFACES",
@@ -25,7 +23,6 @@ __all__ = [
     "alone_ns",
     "between_passes_ns",
     "surface_of",
-    "turns_of",
 ]
 
 SurfaceName = Literal["attention_decode", "attention_prefill", "cross_decode", "cross_prefill"]
@@ -96,27 +93,6 @@ def alone_ns(costs: CostProfile, run: Observed, event: Event) -> int | None:
     if event.kind in ("expert", "dense_mlp", "shared_expert"):
         return curve.tiled(event.rows, EXPERT_TILE_ROWS)
     return curve(event.rows)
-
-
-def turns_of(costs: CostProfile, run: Observed) -> dict[str, tuple[Turn, Turn]]:
-    """By phase, (as the curves say, as it was): sums over all operations of each kind."""
-    copies = [event for event in run.events if event.channel != "compute"]
-    found = {}
-    for phase in ("prefill", "decode"):
-        expected: defaultdict[str, float] = defaultdict(float)
-        measured: defaultdict[str, float] = defaultdict(float)
-        compared: list[Event] = []
-        for event in run.events:
-            if event.channel != "compute" or run.phase(event) != phase:
-                continue
-            alone = alone_ns(costs, run, event)
-            if alone:
-                expected[event.kind] += alone
-                measured[event.kind] += event.end_ns - event.start_ns
-                compared.append(event)
-        rest = Turn(dict(expected), dict.fromkeys(expected, 0.0), None)
-        found[phase] = (rest, Turn(dict(measured), beside(compared, copies), None))
-    return found
 
 
 def between_passes_ns(costs: CostProfile, runs: Iterable[Observed]) -> int:

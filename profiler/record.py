@@ -15,7 +15,7 @@ from executor.device import DTYPES, Device
 from executor.generation import Generation
 from executor.memory import Backend
 from executor.source import WeightSource
-from planner.documents import Event, LayerPolicy, ModelSpec, Policy, Workload
+from planner.documents import LayerPolicy, ModelSpec, Policy, Workload
 from planner.groups import CHUNK_BYTES
 from planner.memory import account_device, default_head_tiling, smallest_budget
 from planner.routing import TraceArrays
@@ -30,6 +30,8 @@ _SLOTS = 6
 
 _LEAST_DECODE = 4
 """Decode passes that are made in any case."""
+_OBSERVED = 16
+"""Groups whose events are kept."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,12 +39,12 @@ class Recording:
     """What a recorded run leaves.
 
     ``decoded`` are the generated tokens in the order in which decode passes embedded them;
-    ``observed`` is what the first passes did, operation by operation.
+    ``observed`` is what each group's first passes did, operation by operation.
     """
 
     arrays: TraceArrays
     decoded: tuple[int, ...]
-    observed: Observed
+    observed: tuple[Observed, ...]
 
 
 class _EnoughError(Exception):
@@ -191,7 +193,7 @@ def record_routing(
     begun = time.monotonic()
     parts: list[TraceArrays] = []
     tokens: list[int] = []
-    events: tuple[Event, ...] = ()
+    observed: list[Observed] = []
     for number, start in enumerate(range(0, len(prompts), workload.requests)):
         if parts and (number == most_groups or time.monotonic() - begun > most_seconds):
             break
@@ -207,12 +209,19 @@ def record_routing(
         parts.append(run.routing.arrays())
         # step by step, as decode passes embed them
         tokens += [token for step in zip(*run.results, strict=True) for token in step]
-        events = events or tuple(run.recorder.timeline().events())
-    alike = len({len(tokens) for tokens in prompts[: workload.requests]}) == 1
-    observed = Observed(
-        events, new_tokens, longest, policy.head_tiles, uniform=alike, encoder=model.encoder_depth
-    )
-    return Recording(_joined(parts, workload.requests), tuple(tokens), observed)
+        if number < _OBSERVED:
+            lengths = {len(prompt) for prompt in group}
+            observed.append(
+                Observed(
+                    tuple(run.recorder.timeline().events()),
+                    new_tokens,
+                    max(lengths),
+                    policy.head_tiles,
+                    uniform=len(lengths) == 1,
+                    encoder=model.encoder_depth,
+                )
+            )
+    return Recording(_joined(parts, workload.requests), tuple(tokens), tuple(observed))
 
 
 def _joined(parts: Sequence[TraceArrays], group: int) -> TraceArrays:

@@ -10,9 +10,15 @@ import numpy as np
 import pytest
 
 from planner.documents import Channel, Curve, Figure, Workload
+from planner.documents.costs import Surface
 from planner.encode import Encoding
 from planner.interval import extrapolated, rate, relative_error
 from planner.scenarios import PassShape
+
+SHARE = (0.5 + math.sqrt(0.75)) / 2
+HALVES = 0.06745 / SHARE
+"""Two halves' median difference where a run lies 10% (a standard deviation) off: between a half of
+their deviation (a run averages all noise) and the root of 3/4 of it (it is one draw more)."""
 
 
 def test_a_run_is_one_more_draw() -> None:
@@ -32,22 +38,36 @@ def test_a_run_is_one_more_draw() -> None:
 def test_each_part_weighs_by_its_share(profile_factory: Any) -> None:
     profile = profile_factory()
     curves = {
-        kind: replace(curve, held_out_error=0.06745 if kind == "expert" else None)
+        kind: replace(curve, source="measured", held_out_error=HALVES if kind == "expert" else None)
         for kind, curve in profile.costs.curves.items()
     }
     still = Figure(1.0, "measured", 0.0, 9)
     costs = replace(profile.costs, curves=curves, reference_ns=still)
     # quartiles that lie 6.745% apart on either side are a standard deviation of 10%
     link = Channel("disk", Figure(1e9, "measured", 6.745e7, 9), Figure(0.0, "measured", None, 9))
-    # half of the time waits for the disk, a quarter of the rest is experts
-    kinds = {"wait_expert": 50, "expert": 10, "router": 30}
-    expected = math.hypot(0.5 * 0.1, 0.5 * 0.25 * 0.1, 0.04)
+    # half of the time waits for the disk, a tenth is experts, of which a run lies 10% off
+    kinds = {"wait_expert": 50, "expert": 10, "attention": 20, "router": 20}
+    expected = math.hypot(0.5 * 0.1, 0.1 * 0.1, 0.04)
     assert relative_error(costs, link, kinds, 100) == pytest.approx(expected)
     paced = replace(link, paced_bytes_per_second=10**9)
-    assert relative_error(costs, paced, kinds, 100) == pytest.approx(math.hypot(0.0125, 0.04))
+    assert relative_error(costs, paced, kinds, 100) == pytest.approx(math.hypot(0.01, 0.04))
     drifting = replace(costs, reference_ns=replace(still, spread=0.06745))
-    expected = math.hypot(0.5 * math.hypot(0.025, 0.1), 0.04)
+    expected = math.hypot(0.01, 0.5 * 0.1, 0.04)
     assert relative_error(drifting, paced, kinds, 100) == pytest.approx(expected)
+    # attention is a fifth; its two curves with an error are 10% and 20% off
+    one, other = (
+        Curve((1,), (1,), (0,), (1,), "measured", error) for error in (HALVES, 2 * HALVES)
+    )
+    surface = Surface((1, 2, 3), (one, other, replace(one, held_out_error=None)))
+    both = replace(costs, attention_decode=surface, attention_prefill=surface)
+    expected = math.hypot(0.01, 0.2 * 0.15, 0.04)
+    assert relative_error(both, paced, kinds, 100) == pytest.approx(expected)
+    # a curve that was fitted on other machines errs by all of what it erred there
+    fitted = {kind: replace(curve, source="fitted") for kind, curve in curves.items()}
+    guessed = replace(costs, curves=fitted)
+    assert relative_error(guessed, paced, kinds, 100) == pytest.approx(
+        math.hypot(0.01 / SHARE, 0.04)
+    )
 
 
 def test_what_was_not_measured_is_named(profile_factory: Any) -> None:

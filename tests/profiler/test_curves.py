@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -87,8 +88,8 @@ def test_a_curve_never_decreases() -> None:
 
 
 def test_held_out_error_by_hand() -> None:
-    # fitted to samples 0 and 2 (100), judged at samples 1 and 3 (110): 10/110 off at both sizes
-    samples = {1: [100, 110, 100, 110], 2: [200, 220, 200, 220]}
+    # fitted to samples 0 and 1 (100), judged at samples 2 and 3 (110): 10/110 off at both sizes
+    samples = {1: [100, 100, 110, 110], 2: [200, 200, 220, 220]}
     assert fit_curve(samples).held_out_error == pytest.approx(10 / 110)
     steady = {1: [100] * 4, 2: [200] * 4}
     assert fit_curve(steady).held_out_error == 0
@@ -102,9 +103,24 @@ def test_a_surface_never_decreases_in_either_direction() -> None:
 
 
 def test_drift_is_what_lies_between_moments() -> None:
-    # of three samples at once one is far off; the moments' medians are 10, 10, 20, 20, 30
+    # of three samples at once one is far off; the moments' medians are 10, 10, 20, 20, 30, which
+    # have a standard deviation of 8.37; of five, Student's t with 4 degrees holds 90% within 2.132
     samples = [10, 10, 90, 10, 10, 90, 20, 20, 90, 20, 20, 90, 30, 30, 90]
     found = drifting(samples, 3)
-    # quartiles of 10, 10, 20, 20, 30 are 10 and 20
-    assert (found.value, found.spread, found.samples) == (20.0, 5.0, 15)
+    wide = 2.132 / 1.645 * (1 + 1 / 5) ** 0.5
+    assert (found.value, found.samples) == (20.0, 15)
+    assert found.spread == pytest.approx(0.6745 * wide * 70**0.5, rel=0.002)
     assert drifting([1, 1, 5], 3) == figure([1, 1, 5])
+
+
+def test_what_a_run_averages_is_no_drift() -> None:
+    # 24 moments that alternate: eight blocks of three have means of 11 2/3 and 13 1/3 in turn
+    found = drifting([10, 15] * 12, 1)
+    wide = 1.895 / 1.645 * (1 + 1 / 8) ** 0.5
+    deviation = 5 / 6 * (8 / 7) ** 0.5
+    assert found.spread == pytest.approx(0.6745 * wide * deviation, rel=0.002)
+    # those that come to stay are: all of 10, then all of 15
+    stays = drifting([10] * 12 + [15] * 12, 1)
+    assert stays.spread == pytest.approx(0.6745 * wide * 2.5 * (8 / 7) ** 0.5, rel=0.002)
+    # a pause of a thousandfold is one of four medians
+    assert drifting([10] * 23 + [10_000], 1) == replace(drifting([10] * 23 + [40], 1), samples=24)

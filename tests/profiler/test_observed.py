@@ -9,8 +9,7 @@ import pytest
 
 from executor import open_weights
 from planner.documents import CostProfile, Curve, Event, Figure, Surface
-from profiler.contention import kind_ratios
-from profiler.observed import Observed, alone_ns, between_passes_ns, turns_of
+from profiler.observed import Observed, alone_ns, between_passes_ns
 from profiler.record import record_routing
 
 
@@ -69,18 +68,6 @@ def test_each_operation_is_held_against_its_curve(costs: CostProfile) -> None:
     assert alone_ns(costs, RUN, event("expert", 0, 0, 1, 1025)) == 102_500
 
 
-def test_slowdowns_of_a_run(costs: CostProfile) -> None:
-    turns = turns_of(costs, RUN)
-    rest, busy = turns["prefill"]
-    assert rest.compute_ns == {"expert": 400.0}
-    assert busy.compute_ns == {"expert": 500.0}
-    assert busy.beside == {"expert": 200 / 500}
-    # 25% longer in all, where two fifths of the time lay beside copies
-    assert kind_ratios([turns["prefill"]])["expert"] == pytest.approx([1 + 0.25 / 0.4])
-    # the head took half as long again, beside copies all along; attention lay beside none
-    assert kind_ratios([turns["decode"]]) == {"head": [1.5]}
-
-
 def test_what_lies_between_passes_counts_with_the_embedding(costs: CostProfile) -> None:
     # decode passes of 2 rows take 200 ns by their curve: 50, 500 and 90 ns beyond; prefill is apart
     events = (
@@ -96,18 +83,11 @@ def test_what_lies_between_passes_counts_with_the_embedding(costs: CostProfile) 
     assert between_passes_ns(costs, []) == 0
 
 
-def test_a_copied_unit_may_be_faster_than_one_at_rest(costs: CostProfile) -> None:
-    events = (event("expert", 1, 0, 240, 3), event("copy_demand", 1, 0, 240))
-    turn = turns_of(costs, Observed(events, 2, 12, 5))["decode"]
-    assert kind_ratios([turn], 0.5)["expert"] == pytest.approx([0.8])
-    assert kind_ratios([turn])["expert"] == [1.0]
-
-
 def test_recording_routing_keeps_what_its_first_passes_did(
     checkpoint: Callable[[str], Path], prompts: list[list[int]]
 ) -> None:
     with open_weights(checkpoint("mixtral")) as source:
-        found = record_routing(source, prompts, 64 << 20, new_tokens=3).observed
+        (found,) = record_routing(source, prompts, 64 << 20, new_tokens=3).observed
     assert found.passes == 3
     assert found.prompt_tokens == max(map(len, prompts))
     assert {found.phase(one) for one in found.events} == {"prefill", "decode"}

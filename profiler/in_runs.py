@@ -1,0 +1,110 @@
+"""Costs as runs have them: what benches say, moved to what real runs beside the measuring did.
+
+A bench makes the same passes over again, with weights that stay. In a run units were just copied,
+routing is uneven, and its moments are others. Routing is recorded in real runs, so they are there
+to be asked: each kind's curve moves by the ratio of what its operations took, freed of the copies
+beside them as the planner charges those, to what the curve says of them (``profiler.correct``).
+Sizes that were not measured say nothing: their ratio would be that of a guess.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from planner.documents import CostProfile, Event, Surface
+from planner.memory import EXPERT_TILE_ROWS
+from profiler.contention import beside
+from profiler.correct import corrected, scaled_surface, weight
+from profiler.observed import Observed, SurfaceName, alone_ns, surface_of
+
+__all__ = ["as_runs_do", "overlap"]
+
+_KINDS = ("router", "dense_mlp", "shared_expert", "expert", "combine", "head")
+"""Of the curves; the embedding has reads of its own, and sampling takes no time."""
+_TILED = ("dense_mlp", "shared_expert", "expert")
+_MOST = 4.0
+"""Longer than so many times what the curve says is a pause of the machine, and counts as so much,
+as in ``profiler.curves.tail_ratio``."""
+
+
+def as_runs_do(costs: CostProfile, runs: Iterable[Observed]) -> CostProfile:
+    """The costs of benches, moved to what these runs did.
+
+    Parameters
+    ----------
+    costs
+        From benches, contention included.
+    runs
+        Of the same model on the same machine, no read of them paced.
+    """
+    curves: defaultdict[str, list[tuple[int, float, float]]] = defaultdict(list)
+    surfaces: defaultdict[SurfaceName, list[tuple[float, float]]] = defaultdict(list)
+    for run in runs:
+        for event, took, said in _compared(costs, run):
+            named = surface_of(run, event)
+            if named is not None:
+                surfaces[named[0]].append((took, said))
+            else:
+                curves[event.kind].append((event.rows, took, said))
+    moved: dict[str, Any] = {
+        name: scaled_surface(
+            getattr(costs, name),
+            (sum(took for took, _ in own) / sum(said for _, said in own)) ** weight(len(own)),
+        )
+        for name, own in surfaces.items()
+    }
+    known = {
+        kind: corrected(curve, curves[kind]) if curves[kind] else curve
+        for kind, curve in costs.curves.items()
+    }
+    return replace(costs, curves=known, **moved)
+
+
+def overlap(events: Iterable[Event], copies: Iterable[Event]) -> float:
+    """Share of the events' time that lies beside copies."""
+    alike = [event._replace(kind="") for event in events]
+    return beside(alike, list(copies)).get("", 0.0)
+
+
+def _compared(costs: CostProfile, run: Observed) -> Iterator[tuple[Event, float, float]]:
+    """Operations with what they took alone, and what the costs say; both in ns."""
+    copies = [event for event in run.events if event.channel != "compute"]
+    for phase in ("prefill", "decode"):
+        working = [
+            event
+            for event in run.events
+            if event.channel == "compute"
+            and not event.kind.startswith("wait_")
+            and run.phase(event) == phase
+        ]
+        share = overlap(working, copies)
+        for event in working:
+            said = alone_ns(costs, run, event) if _measured(costs, run, event) else None
+            if said:
+                slowed = 1 + share * (costs.slowdown(event.kind, phase) - 1)
+                took = (event.end_ns - event.start_ns) / slowed
+                yield event, min(took, _MOST * said), float(said)
+
+
+def _measured(costs: CostProfile, run: Observed, event: Event) -> bool:
+    """Whether benches measured an operation at about this size."""
+    named = surface_of(run, event)
+    if named is not None:
+        surface: Surface | None = getattr(costs, named[0])
+        return surface is not None and _around(surface, *named[1:])
+    if event.kind not in _KINDS or event.kind not in costs.curves:
+        return False
+    rows = min(event.rows, EXPERT_TILE_ROWS) if event.kind in _TILED else event.rows
+    return costs.curves[event.kind].covers(rows)
+
+
+def _around(surface: Surface, rows: int, second: int) -> bool:
+    """Whether the curves on either side of a point were measured at its rows."""
+    if not surface.second[0] <= second <= surface.second[-1]:
+        return False
+    right = bisect_right(surface.second, second)
+    return all(curve.covers(rows) for curve in surface.curves[right - 1 : right + 1])

@@ -1,0 +1,83 @@
+"""Benches' costs moved to what runs did, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.documents import CostProfile, Curve, Event, Figure, Surface
+from profiler.correct import weight
+from profiler.in_runs import as_runs_do, overlap
+from profiler.observed import Observed
+
+
+def line(each: int, most: int = 2000) -> Curve:
+    """``each`` ns a row."""
+    return Curve((1, most), (each, most * each), (0, 0), (1, 1), "measured")
+
+
+@pytest.fixture
+def costs() -> CostProfile:
+    one = Figure(1.0, "measured", None, 1)
+    kinds = ("embed", "router", "expert", "combine", "head", "sample")
+    return CostProfile(
+        model_hash="0" * 64,
+        hardware_hash="0" * 64,
+        dtype="float32",
+        curves={kind: line(100) for kind in kinds},  # type: ignore[misc]
+        attention_decode=Surface((8, 16, 32), (line(10), line(20), line(30, most=3))),
+        attention_prefill=Surface((8, 16), (line(10), line(20))),
+        copy_slowdown=one,
+        compute_slowdown=replace(one, value=1.5),
+        reference_ns=one,
+    )
+
+
+def event(kind: str, pass_index: int, start: int, end: int, rows: int = 0) -> Event:
+    channel = "disk" if kind.startswith("copy") else "compute"
+    return Event(kind, channel, pass_index, 0, 0, start, end, rows, 0)
+
+
+def test_a_share_is_of_all_computation() -> None:
+    working = [event("router", 0, 0, 100), event("expert", 0, 100, 400)]
+    assert overlap(working, [event("copy_demand", 0, 300, 900)]) == 0.25
+    assert overlap([], [event("copy_demand", 0, 300, 900)]) == 0
+
+
+def test_curves_move_to_what_operations_took_alone(costs: CostProfile) -> None:
+    # half of the pass lies beside a copy, so all of it is 1.25 times as long as alone; routers of 4
+    # rows (400 ns) took 1,000, which are 800 alone; so did experts of 8 rows, as long as they say
+    events = [event("router", 1, turn * 2000, turn * 2000 + 1000, 4) for turn in range(6)]
+    events += [event("expert", 1, turn * 2000 + 1000, turn * 2000 + 2000, 8) for turn in range(6)]
+    events += [event("wait_expert", 1, 12_000, 90_000), event("copy_demand", 1, 6000, 99_000)]
+    found = as_runs_do(costs, [Observed(tuple(events), 2, 12, 5)])
+    # six events are believed by two thirds: so far goes the kind, and their size two thirds of the
+    # way from there
+    ratio = found.curves["router"](1) / costs.curves["router"](1)
+    assert ratio == pytest.approx(2 ** (2 / 3 + 2 / 3 * 1 / 3), rel=0.01)
+    assert found.curves["expert"] == replace(
+        costs.curves["expert"], samples=found.curves["expert"].samples
+    )
+    # nothing was seen of the others
+    assert found.curves["head"] == costs.curves["head"]
+    assert found.attention_decode == costs.attention_decode
+
+
+def test_attention_moves_where_it_was_measured(costs: CostProfile) -> None:
+    # 2 sequences of 12 + 1 positions: between 8 and 16, where 2 rows say 20 and 40 ns
+    events = tuple(event("attention", 1, turn * 65, (turn + 1) * 65, 2) for turn in range(3))
+    found = as_runs_do(costs, [Observed(events, 2, 12, 5)])
+    ratio = (65 / 33) ** weight(3)
+    assert found.attention_decode(2000, 8) == pytest.approx(20_000 * ratio, rel=0.01)
+    # 5 sequences of 20 positions: at 32 no more than 3 were measured, so nothing is said
+    events = tuple(event("attention", 1, turn * 65, (turn + 1) * 65, 5) for turn in range(3))
+    assert as_runs_do(costs, [Observed(events, 2, 19, 5)]) == costs
+
+
+def test_a_pause_counts_as_four_times_the_curve(costs: CostProfile) -> None:
+    events = (event("combine", 1, 0, 10**9, 1),)
+    found = as_runs_do(costs, [Observed(events, 2, 12, 5)])
+    long = (event("combine", 1, 0, 400, 1),)
+    assert found == as_runs_do(costs, [Observed(long, 2, 12, 5)])
+    assert found.curves["combine"](1) > costs.curves["combine"](1)
