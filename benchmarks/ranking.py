@@ -1,16 +1,18 @@
 """Does the planner's order of strategies by predicted rate equal the measured order?
 
-    python benchmarks/ranking.py                    # the grid of prediction.py: root only
+    python benchmarks/ranking.py                    # the checkpoints of prediction.py: root only
     python benchmarks/ranking.py CHECKPOINT ... --disk-bandwidth 400000000 --requests 8
 
-Each strategy that makes schedules to run, and searches for none, is planned in the same cells:
-the smaller budget of each checkpoint of ``benchmarks/prediction.py``, whose profiles under
-``--work`` are used where they are there. Runs take turns, one of each strategy a round, so that a
-machine that grows slower weighs on all alike; the median counts. Equal policies are one plan and
-are run once.
-Kendall's tau (b) is over all pairs of different plans, and once more over those whose runs do not
-overlap: others cannot be told apart. Writes benchmarks/results/ranking.json; cells that are in it,
-of the same profile and strategies, are not run again.
+Each strategy that makes schedules to run, and searches for none, is planned in one cell of each
+checkpoint of ``benchmarks/prediction.py``: its smaller budget and its fewest requests, on a disk so
+slow that what is copied decides (where computing does, strategies are as fast as each other: the
+small example reads at 50 MB/s, the bulk ones at 400). Profiles under ``--work`` are used where they
+are there. Runs take turns, one of each strategy a round, so that a machine that grows slower weighs
+on all alike; the median counts. Equal policies are one plan and are run once.
+Kendall's tau (b) is over those pairs of different plans whose runs do not overlap (of two equal
+rates, four runs each lie apart in 1 of 35 cases), and once more over all pairs, whether anyone can
+tell them apart or not. Writes benchmarks/results/ranking.json; cells that are in it, of the same
+profile and strategies, are not run again.
 """
 
 # ruff: noqa: E402 (the search path comes before the imports)
@@ -46,6 +48,20 @@ from solvers.registry import BACK_ENDS, Feature, load
 
 Document = dict[str, Any]
 
+EXAMPLE_THROTTLE = 50_000_000
+"""Bytes/s of the disk that the small example reads from: a pass copies for longer than it computes.
+"""
+
+
+def cells_of(work: Path) -> list[tuple[Job, int]]:
+    """One cell of each checkpoint, with bytes/s of its disk."""
+    example, *bulk = grid(work)
+    small = example._replace(requests=example.requests[:1], new_tokens=32)
+    return [
+        (small, EXAMPLE_THROTTLE),
+        *((job._replace(requests=job.requests[:1]), THROTTLES[0]) for job in bulk),
+    ]
+
 
 def strategies() -> list[str]:
     """Names of those that make schedules to run without a search."""
@@ -73,7 +89,12 @@ def ranked(bench: Bench, memory_bytes: int, workload: Workload, names: list[str]
     """One cell: every strategy planned and run."""
     plans = {
         name: make_plan(
-            bench.profile, workload, memory_bytes=memory_bytes, solver=name, time_limit_seconds=5
+            bench.profile,
+            workload,
+            memory_bytes=memory_bytes,
+            solver=name,
+            time_limit_seconds=5,
+            kv="device",
         )
         for name in names
     }
@@ -157,10 +178,10 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("checkpoints", nargs="*", type=Path)
     parser.add_argument("--memory", type=float, default=0.45, help="share of the weights")
-    parser.add_argument("--requests", nargs="+", type=int, help="(8; of the grid, its own)")
+    parser.add_argument("--requests", nargs="+", type=int, help="(8; of the grid, its fewest)")
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--new-tokens", type=int, default=8)
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=4)
     parser.add_argument("--solvers", nargs="+", choices=strategies(), default=strategies())
     parser.add_argument(
         "--disk-bandwidth", type=int, help="bytes/s to hold the disk to, by waiting"
@@ -175,8 +196,6 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--runs: give 1 or more")
     if len(set(options.solvers)) < 2:
         parser.error("--solvers: an order takes two or more")
-    if not options.checkpoints and options.throttle is None and options.disk_bandwidth is None:
-        options.throttle = THROTTLES[0]
     return options
 
 
@@ -187,16 +206,18 @@ def main(argv: list[str] | None = None) -> int:
     known = _known(options.out)
     budget = f"{options.runs} runs a strategy, searches of 5 s"
     record = Record.begin(budget=budget)
-    jobs = [
-        Job(one, (options.memory,), (8,), options.prompt_tokens, options.new_tokens)
-        for one in options.checkpoints
+    shape = (options.prompt_tokens, options.new_tokens)
+    jobs: list[tuple[Job, int | None]] = [
+        (Job(one, (options.memory,), (8,), *shape), None) for one in options.checkpoints
     ]
     cells: list[Document] = []
-    for job in jobs or grid(options.work):
+    for job, own in jobs or cells_of(options.work):
+        held = own if options.throttle is None and options.disk_bandwidth is None else None
+        throttle = options.throttle or held
         folder = options.work / f"{job.checkpoint.name}-run"
         folder.mkdir(exist_ok=True)
-        with throttled(options.throttle, folder):
-            bench, size = bench_of(job, folder, options, options.throttle)
+        with throttled(throttle, folder):
+            bench, size = bench_of(job, folder, options, throttle)
             for requests in options.requests or job.requests:
                 workload = Workload(requests, job.prompt_tokens, job.new_tokens)
                 memory_bytes = int(size * min(job.memory))
@@ -208,8 +229,9 @@ def main(argv: list[str] | None = None) -> int:
                 else:
                     cell = ranked(bench, memory_bytes, workload, options.solvers)
                 cells.append(cell)
-                tau = cell["tau"]
+                tau = cell["tau_told_apart"]
                 said = "no two rates differ" if tau is None else f"tau {tau:.2f}"
+                said += f" over {cell['pairs_told_apart']} of {cell['pairs']} pairs"
                 print(f"{cell['checkpoint']}, {requests} requests: {said}", flush=True)
                 write_result(options.out, {"about": record.about(), "cells": cells})
     return 0

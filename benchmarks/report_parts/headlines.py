@@ -48,18 +48,23 @@ def prediction(document: Document) -> str:
 
 
 def ranking(document: Document) -> str:
-    """Least and median."""
-    told = [cell for cell in document["cells"] if cell["tau"] is not None]
-    taus = [cell["tau"] for cell in told]
-    if not taus:
-        return "No cell has two plans of different rates."
+    """Of pairs that are told apart, and of all."""
+    told = [cell for cell in document["cells"] if cell["tau_told_apart"] is not None]
+    if not told:
+        return "No cell has two plans whose rates can be told apart."
     cells = ", ".join(
-        f"{cell['checkpoint']} {cell['tau']:.2f} at {cell['requests']} requests" for cell in told
+        f"{cell['checkpoint']} {cell['tau_told_apart']:.2f} over {cell['pairs_told_apart']} of "
+        f"{cell['pairs']} pairs ({_tau(cell['tau'])} over all)"
+        for cell in told
     )
     return (
-        f"Kendall's tau between the predicted and the measured order of strategies: {cells} "
-        f"(median {statistics.median(taus):.2f})."
+        "Kendall's tau between the predicted and the measured order of strategies, over pairs "
+        f"whose runs do not overlap: {cells}."
     )
+
+
+def _tau(value: float | None) -> str:
+    return "none" if value is None else f"{value:.2f}"
 
 
 def executor(document: Document) -> str:
