@@ -13,7 +13,7 @@ from executor.device import DTYPES
 from executor.memory import Link
 from executor.sampling import SCRATCH_BYTES, Sampling
 from executor.source import WeightSource
-from planner.documents import ModelSpec, Plan, Workload
+from planner.documents import Inputs, ModelSpec, Plan, Workload
 from planner.files import exists, is_file
 from planner.kv import kv_stays
 from planner.memory import account_device, group_sequences, operation_bytes, smallest_budget
@@ -33,6 +33,7 @@ __all__ = [
     "check_can_run",
     "check_documents",
     "check_sampling",
+    "check_source",
     "lies_at",
     "streams_over",
 ]
@@ -65,6 +66,37 @@ def streams_over(plan: Plan) -> Link:
     return "h2d" if "h2d" in plan.predicted.timeline.channel else "disk"
 
 
+def check_source(inputs: Inputs, source: WeightSource) -> None:
+    """Hold what a plan was made from against the checkpoint and the store at hand.
+
+    Raises
+    ------
+    StaleError
+        Naming the first that differs.
+    """
+    if source.fingerprint != inputs.checkpoint_fingerprint:
+        raise StaleError(
+            "checkpoint",
+            f"{source.checkpoint.folder}: is not the checkpoint that the plan was made for (its "
+            "fingerprint differs); plan again for this one",
+        )
+    if source.store_fingerprint == inputs.store_fingerprint:
+        return
+    if inputs.store_fingerprint is None:
+        raise StaleError(
+            "store",
+            "the plan was made for a checkpoint without a store: leave the store out, or profile "
+            "with it and plan again",
+        )
+    if source.store is None:
+        raise StaleError("store", "the plan was made with a store: give it with --store")
+    raise StaleError(
+        "store",
+        f"{source.store}: this is not the store that the plan was made for (its fingerprint "
+        "differs); plan again",
+    )
+
+
 def check_documents(plan: Plan, source: WeightSource, profile: Path | None) -> None:
     """Hold a plan against the checkpoint, the store and the profile at hand.
 
@@ -77,25 +109,8 @@ def check_documents(plan: Plan, source: WeightSource, profile: Path | None) -> N
     UnsupportedError
         If the types do not fit.
     """
+    check_source(plan.inputs, source)
     folder = source.checkpoint.folder
-    if source.fingerprint != plan.inputs.checkpoint_fingerprint:
-        raise StaleError(
-            "checkpoint",
-            f"{folder}: is not the checkpoint that the plan was made for (its fingerprint "
-            "differs); plan again for this one",
-        )
-    if source.store_fingerprint != plan.inputs.store_fingerprint:
-        if plan.inputs.store_fingerprint is None:
-            raise StaleError(
-                "store",
-                "the plan was made for a checkpoint without a store: leave the store out, or "
-                "profile with it and plan again",
-            )
-        raise StaleError(
-            "store",
-            f"{source.store}: this is not the store that the plan was made for (its fingerprint "
-            "differs); plan again",
-        )
     if plan.dtype != source.model.dtype:
         raise UnsupportedError(
             f"the plan computes in {plan.dtype}, but {folder} is stored in {source.model.dtype}; "

@@ -6,7 +6,9 @@ memory holds; what is missing is read when its tokens have come.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 from executor.units import Unit
@@ -33,7 +35,13 @@ class ExpertBuffer:
     ----------
     hits, misses
         Uses that found their expert here, and those that had to read it.
+    wait_ns
+        Time of those reads.
+    prefetched_bytes, wasted_bytes
+        0: nothing is read before it is needed.
     """
+
+    prefetched_bytes = wasted_bytes = 0
 
     def __init__(self, slots: int, eviction: Eviction, read: Callable[[Unit, int], None]) -> None:
         if slots < 1:
@@ -42,7 +50,7 @@ class ExpertBuffer:
         self._free = list(range(slots))[::-1]
         # oldest first: by reading (lifo) or by use (lru)
         self._slot: dict[Unit, int] = {}
-        self.hits = self.misses = 0
+        self.hits = self.misses = self.wait_ns = 0
 
     def __contains__(self, unit: Unit) -> bool:
         return unit in self._slot
@@ -60,11 +68,30 @@ class ExpertBuffer:
         slot = self._slot.get(unit)
         if slot is None:
             self.misses += 1
-            return self._take(unit)
+            started = time.perf_counter_ns()
+            slot = self._take(unit)
+            self.wait_ns += time.perf_counter_ns() - started
+            return slot
         self.hits += 1
         if self._eviction == "lru":
             self._slot[unit] = self._slot.pop(unit)
         return slot
+
+    def enter(self, pass_index: int, stage: int) -> None:
+        """Which stage it is makes no difference."""
+
+    def known(self, units: Sequence[Unit]) -> None:
+        """Nothing is read before it is used."""
+
+    def serve(self, units: Collection[Unit]) -> Iterator[tuple[Unit, int]]:
+        """Units with their slots, what is there first; a slot is valid until the next is asked
+        for."""
+        for unit in sorted(units, key=lambda one: one not in self):
+            yield unit, self.use(unit)
+
+    def held(self) -> AbstractContextManager[None]:
+        """Nothing is read beside what compute does."""
+        return nullcontext()
 
     def keep_only(self, units: Collection[Unit]) -> None:
         """Free the slots of all other units: they have gone to other devices."""

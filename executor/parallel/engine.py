@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ from executor.parallel.follower import Follower
 from executor.parallel.group import DeviceName, RankGroup
 from executor.parallel.leader import Leader
 from executor.parallel.machines import Machines
+from executor.parallel.offload import check_offload_plan
 from executor.parallel.rank import RankOptions, rank_account
+from executor.parallel.report import ParallelRun, RankReport, Rebalance
 from executor.prompts import check_tokens
 from executor.source import open_weights
 from executor.tokenizer import end_tokens
@@ -29,93 +31,11 @@ from planner.documents import Curve, ExpertPlacement, document_hash
 from planner.memory import aligned
 from solvers.errors import BudgetError, OptionError, UnsupportedError
 
-__all__ = ["ParallelEngine", "ParallelRun", "RankReport", "Rebalance"]
+__all__ = ["ParallelEngine"]
 
 _MOST_RANKS = 64
 _SHORT_PASSES, _LONG_PASSES, _LONG_TOKENS = 24, 4, 128
 """What exchanges are measured by: passes of a token, and of many, on each device."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankReport:
-    """What one rank did.
-
-    Attributes
-    ----------
-    rank
-        Its number.
-    wall_ns, passes
-        Of the whole run.
-    rows_computed, rows_sent
-        Rows that its experts computed, and rows that it sent to other devices.
-    hits, misses
-        Uses of its experts that found them in its buffer, and those that read them.
-    bytes_read
-        From the disk during the run.
-    exchange_ns, expert_ns, read_ns
-        Time in exchanges (waiting for slower ranks included), in experts, and in reading them.
-    swaps
-        Experts that were swapped between devices, on all of them.
-    slots
-        Experts that its buffer holds.
-    exchange_peak_bytes
-        Most bytes of rows on their way at once; not in ``memory_bytes``.
-    memory_bytes
-        What it holds otherwise: dense parts, buffer, keys and values, workspace.
-    """
-
-    rank: int
-    wall_ns: int
-    passes: int
-    rows_computed: int
-    rows_sent: int
-    hits: int
-    misses: int
-    bytes_read: int
-    exchange_ns: int
-    expert_ns: int
-    read_ns: int
-    swaps: int
-    slots: int
-    exchange_peak_bytes: int
-    memory_bytes: int
-
-    @property
-    def hit_rate(self) -> float | None:
-        """Share of uses that found their expert in the buffer; None where none was used."""
-        uses = self.hits + self.misses
-        return self.hits / uses if uses else None
-
-
-@dataclass(frozen=True, slots=True)
-class Rebalance:
-    """When to look, every so many passes, and what a swap is weighed by.
-
-    ``row_ns``, ``copy_ns``: time of a row in an expert and of reading an expert; None: measured as
-    the run goes.
-    """
-
-    every: int
-    row_ns: float | None = None
-    copy_ns: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ParallelRun:
-    """New tokens of each prompt, and what each rank did.
-
-    ``layers``: for each rank and MoE layer, pass by pass, counts (of rank 0) and times; where they
-    were recorded.
-    """
-
-    token_ids: tuple[tuple[int, ...], ...]
-    ranks: tuple[RankReport, ...]
-    layers: tuple[tuple[dict[str, Any], ...], ...] = ()
-
-    @property
-    def wall_ns(self) -> int:
-        """From the first rank's start to the last one's end, about: the longest."""
-        return max(rank.wall_ns for rank in self.ranks)
 
 
 class ParallelEngine(Closing):
@@ -128,9 +48,10 @@ class ParallelEngine(Closing):
     placement
         Which device holds which experts.
     memory_bytes
-        For experts, on each device; None: as much as its experts take.
+        For experts, on each device; None: as much as its experts take, or the placement's offload
+        plan says.
     eviction
-        What leaves a device's buffer first.
+        What leaves a device's buffer first; None: ``lifo``, or what that plan says.
     device
         What each device of the placement is: a part of the CPU, or a CUDA GPU.
     machines
@@ -141,9 +62,13 @@ class ParallelEngine(Closing):
     Raises
     ------
     DocumentError
-        If the placement is not for this model.
+        If the placement is not for this model, or its offload plan not for the placement.
+    StaleError
+        If its offload plan is for another checkpoint or store.
     BudgetError
         If the memory does not hold an expert.
+    OptionError
+        If memory or eviction are given beside an offload plan.
     """
 
     def __init__(
@@ -153,7 +78,7 @@ class ParallelEngine(Closing):
         *,
         store: Path | None = None,
         memory_bytes: int | None = None,
-        eviction: Eviction = "lifo",
+        eviction: Eviction | None = None,
         device: DeviceName = "cpu",
         machines: Machines | None = None,
         group: RankGroup | None = None,
@@ -162,10 +87,22 @@ class ParallelEngine(Closing):
             self.model = source.model
             self._end_tokens = end_tokens(source.checkpoint)
             self._store_fingerprint = source.store_fingerprint
-        check_fits(placement, self.model)
+            check_fits(placement, self.model)
+            if placement.offload is not None:
+                check_offload_plan(placement, source)
+        if placement.offload is not None and (memory_bytes, eviction) != (None, None):
+            raise OptionError(
+                "the placement's offload plan says what each device's memory holds: leave memory "
+                "and eviction out, or run a placement without a plan"
+            )
         if self.model.encoder:
             raise UnsupportedError(
                 f"{self.model.name}: an encoder-decoder cannot run on several devices yet"
+            )
+        if device == "cuda" and placement.offload is not None:
+            raise UnsupportedError(
+                "the placement's offload plan is for CPUs: it is not run on GPUs yet; take a "
+                "placement without one"
             )
         self._device: DeviceName = device
         self._machines = machines
@@ -178,7 +115,7 @@ class ParallelEngine(Closing):
                 f"the placement has {len(self._here)} devices for this machine; at most "
                 f"{_MOST_RANKS} processes are started on one"
             )
-        self.placement, self._eviction = placement, eviction
+        self.placement, self._eviction = placement, eviction or "lifo"
         self._checkpoint, self._store = checkpoint.absolute(), store and store.absolute()
         self.slots = self._slots(memory_bytes)
         self._own_group = group is None
@@ -220,7 +157,8 @@ class ParallelEngine(Closing):
         max_new_tokens
             New tokens for each.
         batch_size
-            Sequences that one device runs at a time; None: all of its own.
+            Sequences that one device runs at a time; None: all of its own, or as many as an offload
+            plan is for.
         record
             Keep counts and times of each layer.
         rebalance
@@ -245,14 +183,23 @@ class ParallelEngine(Closing):
             raise OptionError(
                 f"batches of {batch_size} sequences have no effect: a device gets at most {most}"
             )
-        passes = -(-most // (batch_size or most)) * max_new_tokens
+        offload = self.placement.offload
+        if batch_size is None:
+            batch_size = most if offload is None else min(offload.batch_size, most)
+        if offload is not None and rebalance is not None:
+            raise OptionError(
+                "the placement's offload plan is for experts that stay on their devices: leave "
+                "rebalancing out, or run a placement without a plan"
+            )
+        passes = -(-most // batch_size) * max_new_tokens
         if rebalance is not None and (devices == 1 or rebalance.every >= passes):
             raise OptionError(
                 f"rebalancing after {rebalance.every} passes has no effect: the run takes at most "
                 f"{passes}, on {devices} device{'s' if devices > 1 else ''}"
             )
         group = self._load(
-            batch_size=batch_size or most,
+            self._options(),
+            batch_size=batch_size,
             requests=most,
             prompt_tokens=max(map(len, prompts)),
             new_tokens=max_new_tokens,
@@ -296,7 +243,13 @@ class ParallelEngine(Closing):
             of one rank's rows.
         """
         long = max(min(_LONG_TOKENS, self.model.max_context - _SHORT_PASSES), 1)
-        group = self._load(batch_size=1, requests=1, prompt_tokens=long, new_tokens=_SHORT_PASSES)
+        group = self._load(
+            self._plain_options(),
+            batch_size=1,
+            requests=1,
+            prompt_tokens=long,
+            new_tokens=_SHORT_PASSES,
+        )
         answers = group.ask([{"order": "measure"}] * self.placement.devices)
         rows, durations, spreads = zip(
             *next(one["expert"] for one in answers if one["expert"]), strict=True
@@ -343,9 +296,33 @@ class ParallelEngine(Closing):
         layers = len(self.placement.layers)
         return load.reshape(passes, layers, *load.shape[1:]), rest.reshape(passes, layers)
 
-    def _load(self, **sizes: int) -> RankGroup | Leader:
+    def _plain_options(self) -> list[dict[str, Any]]:
+        """How each rank holds its experts where nothing is copied ahead."""
+        return [{"slots": slots, "eviction": self._eviction} for slots in self.slots]
+
+    def _options(self) -> list[dict[str, Any]]:
+        """How each rank holds its experts."""
+        offload = self.placement.offload
+        if offload is None:
+            return self._plain_options()
+        numbers = [one.layer for one in self.placement.layers]
+        return [
+            {
+                "slots": policy.slots,
+                "eviction": policy.eviction,
+                "layers": [
+                    (number, one.resident, one.prefetch)
+                    for number, one in zip(numbers, policy.layers, strict=True)
+                ],
+                "reserve": policy.reserve,
+                "chunk_bytes": offload.chunk_bytes,
+            }
+            for policy in offload.devices
+        ]
+
+    def _load(self, held: Sequence[dict[str, Any]], **sizes: Any) -> RankGroup | Leader:
         """Ranks that have loaded this placement, with buffers of these sizes."""
-        ranks = [RankOptions(slots=n, eviction=self._eviction, **sizes) for n in self.slots]
+        ranks = [RankOptions(**one, **sizes) for one in held]
         self._check_memory(ranks[self._here.start : self._here.stop])
         if self._group is None:
             self._group = self._started()

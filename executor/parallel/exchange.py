@@ -91,6 +91,7 @@ class Exchange:
         chosen: Int64,
         compute: Compute,
         experts: int,
+        known: Callable[[Int64], None] | None = None,
     ) -> torch.Tensor:
         """Results of all choices of this rank's tokens, [tokens, top_k, hidden], unweighted.
 
@@ -105,6 +106,8 @@ class Exchange:
             This device's part.
         experts
             How many the layer has.
+        known
+            Told, before any row moves, how many this device gets of each expert.
         """
         device = normed.device
         started = now_ns(device)
@@ -113,6 +116,8 @@ class Exchange:
         split = LayerSplit(self._tables[layer], self.counts)
         order = torch.from_numpy(split.order(self.rank, flat)).to(device)
         sent, received = split.sent(self.rank).sum(axis=0), split.received(self.rank)
+        if known is not None:
+            known(received.sum(axis=0))
         top_k = chosen.shape[1]
         outgoing = normed.index_select(0, order.div(top_k, rounding_mode="floor"))
         incoming = self._move(outgoing, sent, received.sum(axis=1))

@@ -18,6 +18,7 @@ from moeplan.commands import (
     look,
     make,
     measure,
+    offload,
     parallel,
     place,
     predictors,
@@ -72,6 +73,7 @@ app.command("explain")(explain.explain)
 app.command("export")(export.export)
 app.command("place")(place.place)
 app.command("predictors")(predictors.predictors)
+app.command("offload")(offload.offload)
 app.command("parallel")(parallel.parallel)
 app.command("simulate")(simulate.simulate)
 app.command("show")(look.show)

@@ -365,7 +365,8 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
 
 def placement_summary(placement: ExpertPlacement) -> dict[str, Any]:
     """What scripts ask of a placement: everything but the experts' devices."""
-    body = {name: value for name, value in plain(placement).items() if name != "layers"}
+    left_out = {"layers"} if placement.offload is not None else {"layers", "offload"}
+    body = {name: value for name, value in plain(placement).items() if name not in left_out}
     return {**body, "moe_layers": len(placement.layers)}
 
 

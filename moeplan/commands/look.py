@@ -40,7 +40,7 @@ from planner.documents import (
 from planner.files import is_dir, read_regular
 from solvers.errors import DocumentError, OptionError, StaleError
 
-__all__ = ["document_schema", "load_plan_or_trace", "schema", "show"]
+__all__ = ["document_schema", "kind_of", "load_plan_or_trace", "schema", "show"]
 
 
 def document_schema(name: str) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def load_plan_or_trace(path: Path) -> Plan | Trace:
     DocumentError
         If it is neither.
     """
-    kind = _kind_of(path)
+    kind = kind_of(path)
     if kind == Plan.kind:
         return load_plan(path)
     if kind == Trace.kind:
@@ -101,7 +101,14 @@ def load_plan_or_trace(path: Path) -> Plan | Trace:
     raise DocumentError(f"{path}: kind is {kind!r}; a plan or a trace was expected")
 
 
-def _kind_of(path: Path) -> Any:
+def kind_of(path: Path) -> Any:
+    """What kind of document a file says it holds; None where it says nothing.
+
+    Raises
+    ------
+    DocumentError
+        If it is not JSON.
+    """
     try:
         value = json.loads(read_regular(path, "plan or a trace"))
     except (ValueError, RecursionError) as error:
@@ -184,7 +191,7 @@ def show(
 
 
 def _is_routing(path: Path) -> bool:
-    return is_dir(path) or _kind_of(path) == RoutingTrace.kind
+    return is_dir(path) or kind_of(path) == RoutingTrace.kind
 
 
 def _plan_and_trace(documents: list[Path]) -> tuple[Plan | None, Trace | None]:

@@ -38,7 +38,8 @@ def parallel(
         Path, typer.Argument(metavar="CHECKPOINT", help="The checkpoint's folder.")
     ],
     placement: Annotated[
-        Path, typer.Option("--placement", help="A file of 'moeplan place'; a process a device.")
+        Path,
+        typer.Option("--placement", help="A file of 'moeplan place', or of 'moeplan offload'."),
     ],
     prompts: Annotated[
         Path | None,
@@ -138,17 +139,17 @@ def parallel(
     from executor.prompts import decode, encode_text
     from executor.tokenizer import load_tokenizer
 
-    if eviction is not None and memory is None:
-        raise OptionError("--eviction has no effect without --memory: every expert stays")
     check_outputs({"--out": out}, [checkpoint, store, placement, prompts])
     document = load_document(ExpertPlacement, placement)
+    if eviction is not None and memory is None and document.offload is None:
+        raise OptionError("--eviction has no effect without --memory: every expert stays")
     asked: Sequence[str | list[int]] = read_prompts(prompts)
     engine = ParallelEngine(
         checkpoint,
         document,
         store=store,
         memory_bytes=None if memory is None else parse_size(memory, "--memory"),
-        eviction=eviction or "lifo",
+        eviction=eviction,
         device=device,
         machines=machines,
     )
@@ -177,7 +178,7 @@ def parallel(
     give_outputs(reporter, lines, out)
     new = sum(map(len, run.token_ids))
     speed = new / run.wall_ns * 1e9
-    reporter.show(_table(run.ranks))
+    reporter.show(_table(run.ranks, document.offload is not None))
     reporter.show(
         Text(
             f"{new} tokens on {document.devices} devices in {human_time(run.wall_ns)}: "
@@ -239,11 +240,12 @@ def _where(machines: Machines | None, device: str) -> str:
     return "They are processes of one machine and share its cores: nothing is gained by it here."
 
 
-def _table(ranks: tuple[RankReport, ...]) -> Table:
+def _table(ranks: tuple[RankReport, ...], planned: bool) -> Table:
     table = Table(box=None, pad_edge=False)
-    for heading in ("device", "rows", "share", "sent away", "hit rate", "read", "memory"):
+    headings = ["device", "rows", "share", "sent away", "hit rate", "read", "memory"]
+    headings += ["in exchanges", *(("ahead", "of it wasted") if planned else ())]
+    for heading in headings:
         table.add_column(heading, justify="right")
-    table.add_column("in exchanges", justify="right")
     rows = sum(rank.rows_computed for rank in ranks)
     for rank in ranks:
         table.add_row(
@@ -255,5 +257,6 @@ def _table(ranks: tuple[RankReport, ...]) -> Table:
             human_bytes(rank.bytes_read),
             human_bytes(rank.memory_bytes),
             f"{100 * rank.exchange_ns / max(rank.wall_ns, 1):.0f}%",
+            *map(human_bytes, (rank.prefetched_bytes, rank.wasted_bytes) if planned else ()),
         )
     return table

@@ -25,6 +25,7 @@ from moeplan.commands.common import (
     say,
     trace_summary,
 )
+from moeplan.commands.offload import check_placed, is_placement
 from moeplan.commands.outputs import give_outputs
 from moeplan.options import check_outputs, optional_pace, read_prompts
 from moeplan.output import Reporter, human_bytes, human_number, human_time, one_line
@@ -47,12 +48,20 @@ __all__ = ["check", "run", "verify"]
 
 
 def check(
-    ctx: typer.Context, plan_file: PlanFile, profile: ProfileOption = None, as_json: Json = False
+    ctx: typer.Context,
+    plan_file: Annotated[
+        Path,
+        typer.Argument(metavar="PLAN", help="A file of 'moeplan plan', or of 'moeplan offload'."),
+    ],
+    profile: ProfileOption = None,
+    as_json: Json = False,
 ) -> int:
     """Check a plan with code that shares nothing with the solvers; print every violation."""
     from planner.check import Violation, check_plan
 
     reporter = reporter_of(ctx)
+    if is_placement(plan_file):
+        return check_placed(reporter, plan_file, profile)
     plan, broken_seal = load_with_seal(Plan, plan_file)
     folder = profile if profile is not None else Path(plan.locations.profile)
     loaded, missing = None, None
