@@ -112,8 +112,9 @@ class Measurement:
     samples: PassSamples = field(default_factory=PassSamples)
     copies: list[CopySample] = field(default_factory=list)
     pairs: list[tuple[Turn, Turn]] = field(default_factory=list)
-    RawCopies,
-    Surface,
+    prefill_pairs: list[tuple[Turn, Turn]] = field(default_factory=list)
+    raw_copies: list[CopySample] = field(default_factory=list)
+    raw_pairs: list[tuple[Turn, Turn]] = field(default_factory=list)
     runs: list[Observed] = field(default_factory=list)
     reference: Reference = field(default_factory=Reference)
     order: Random = field(default_factory=lambda: Random(0))
@@ -215,7 +216,7 @@ class Measurement:
     # --- contention ---------------------------------------------------------------------------
 
     def _contention_tasks(self, *, raw: bool = False) -> list[Task]:
-        tasks, pairs = [], self.raw_pairs if raw else self.pairs
+        tasks, effort = [], self.effort
         both = bool(self.model.encoder)
         for cell, rows in (
             (Cell(1, None, 32, both), 1),
@@ -228,11 +229,10 @@ class Measurement:
 
             def task(plan: BenchPlan = plan, cell: Cell = cell, rows: int = rows) -> None:
                 with self._bench(plan) as bench:
-                    pairs = self.pairs if cell.prompt_tokens is None else self.prefill_pairs
-                    effort = self.effort
                     least = _CONTENTION_CELLS * effort.cell_ns
-                    pairs += contend(bench, cell, rows, effort.passes, effort.turns, least)
-                    pairs.extend(contend(bench, cell, rows, self.effort.passes, self.effort.turns))
+                    pairs = self.pairs if cell.prompt_tokens is None else self.prefill_pairs
+                    found = contend(bench, cell, rows, effort.passes, effort.turns, least)
+                    (self.raw_pairs if raw else pairs).extend(found)
                 self.reference.take()
 
             tasks.append(Task("copying beside computing", 2_000_000_000, task))
@@ -309,8 +309,9 @@ class Measurement:
         curves: dict[OperationKind, Curve] = {
             kind: fit_curve(self.samples.rows(kind)) for kind in kinds if self.samples.rows(kind)
         }
-        pairs = (*self.pairs, *self.prefill_pairs)
-        ratios = slowdowns(pairs, self._alone_rate(), self._tag)
+        share = self.model.stored_share("expert")
+        both = (*self.pairs, *self.prefill_pairs)
+        ratios = slowdowns(both, self._alone_rate(self.copies, share), self._tag)
         costs = CostProfile(
             model_hash=document_hash(self.model),
             hardware_hash=document_hash(hardware),
@@ -325,6 +326,7 @@ class Measurement:
             reference_ns=drifting(self.reference.samples, self.reference.at_once),
             slowdown_by_kind=self._by_kind(self.pairs),
             prefill_slowdown_by_kind=self._by_kind(self.prefill_pairs),
+            raw=self._raw(),
         )
         return self._as_in_runs(costs)
 
