@@ -50,7 +50,7 @@ from solvers.errors import UnsupportedError
 from solvers.outcome import HostShare, Schedule, StageChoice
 from solvers.problem import Scenarios, Stage, Unit
 
-__all__ = ["DTYPE_BYTES", "Encoding", "Factors", "LeadTimes", "raw_of", "schedule_of"]
+__all__ = ["DTYPE_BYTES", "Encoding", "Factors", "LeadTimes", "schedule_of"]
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -100,8 +100,7 @@ class Encoding:
         Where keys and values lie, as in ``Policy``: with ``below`` a layer's are part of its start
         unit.
     raw
-        By layer: experts that are read as they are, of a store that has them compressed, too;
-        empty: none anywhere.
+        By layer: experts read as they are, of a store that has them compressed, too; empty: none.
     """
 
     profile: Profile
@@ -188,12 +187,10 @@ class Encoding:
             dense = self._unit("dense", size, held, factors.copy)
             held = aligned(layer.expert_bytes)
             expert = self._unit("expert", layer.expert_bytes, held, factors.copy)
-            items = (expert,) * layer.experts
-            if self.raw and self.raw[layer.index]:
-                own = self._unit("raw", layer.expert_bytes, held, factors.raw)
-                raw = self.raw[layer.index]
-                items = tuple(own if item in raw else expert for item in range(layer.experts))
-            stages.append(Stage(dense, items))
+            items = [expert] * layer.experts
+            for item in self.raw[layer.index] if self.raw else ():
+                items[item] = self._unit("raw", layer.expert_bytes, held, factors.raw)
+            stages.append(Stage(dense, tuple(items)))
         rows, tiles = self.tiling
         row_bytes = model.hidden_size * self.dtype_bytes
         held = head_tile_bytes(model, rows, self.dtype_bytes)
@@ -385,12 +382,6 @@ class Encoding:
             kv=self.kv,
             host=None if schedule.host is None else HostCompute(*schedule.host),
         )
-
-
-def raw_of(policy: Policy) -> tuple[frozenset[int], ...]:
-    """Experts that are read as they are, as an ``Encoding`` has them."""
-    raw = tuple(frozenset(layer.raw) for layer in policy.layers)
-    return raw if any(raw) else ()
 
 
 def schedule_of(policy: Policy) -> Schedule:

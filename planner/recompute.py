@@ -13,7 +13,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from planner.documents import ModelSpec, Plan, Timeline
-from planner.encode import DTYPE_BYTES, Encoding, Factors, raw_of, schedule_of
+from planner.encode import DTYPE_BYTES, Encoding, Factors, schedule_of
 from planner.groups import Candidate
 from planner.memory import account_device
 from planner.objectives import objective_named
@@ -92,6 +92,7 @@ def check_prediction(plan: Plan, profile: Profile) -> list[Violation]:
 def candidate_of(plan: Plan, profile: Profile) -> Candidate:
     """The n and b of a plan, as they were while solving."""
     policy, workload = plan.policy, plan.workload
+    raw = tuple(frozenset(layer.raw) for layer in policy.layers)
     sequences = Sequences.of(profile.arrays, profile.routing.experts)
     slowed = plan.predicted.slowdown
     return Candidate(
@@ -103,7 +104,7 @@ def candidate_of(plan: Plan, profile: Profile) -> Candidate:
             plan.memory["device"].capacity_bytes,
             policy.chunk_bytes,
             policy.kv,
-            raw_of(policy),
+            raw if any(raw) else (),
         ),
         sequences,
         split_sequences(sequences.count, plan.seed),
