@@ -147,7 +147,7 @@ def verify(
         predicted.duration_by_kind_ns.keys() | measured.duration_by_kind_ns.keys(), key=_order
     )
     spent = {str(kind): total for kind, total in measured.duration_by_kind_ns.items()}
-    on_compute = sum(spent.get(kind, 0) for kind in kinds if on_compute(kind))
+    accounted = sum(spent.get(kind, 0) for kind in kinds if on_compute(kind))
     account = plan.memory["device"]
     asked = plan.workload.requests * plan.workload.new_tokens
     notes = []
@@ -192,7 +192,7 @@ def verify(
             "bubble_intra_layer", predicted.bubble_intra_layer_ns, measured.bubble_intra_layer_ns
         ),
         bytes_read=Comparison.of("bytes_read", predicted.bytes_read, measured.bytes_read),
-        unaccounted_ns=max(measured.wall_ns - on_compute, 0),
+        unaccounted_ns=max(measured.wall_ns - accounted, 0),
         device_peak_bytes=Comparison.of(
             "device_peak_bytes", account.peak_bytes, measured.device_peak_bytes
         ),
