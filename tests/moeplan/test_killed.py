@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +15,6 @@ import pytest
 from executor import open_weights
 from moeplan import cli
 from planner.documents import Trace, load_document
-from planner.routing_sources import load_source
 
 # Runs the program, but the process kills itself at its n-th call of one function of ``os``:
 # just before a file is synced, or before it gets its name.
@@ -90,34 +88,3 @@ def test_run(made: SimpleNamespace, tmp_path: Path) -> None:
     assert not trace.exists()
     works(*argv)
     assert load_document(Trace, trace).totals.new_tokens == 16
-    before = contents(tmp_path)
-    assert killed_at("open", 1, "verify", made.plan, trace)  # the plan is read, the trace is not
-    assert contents(tmp_path) == before
-    works("verify", made.plan, trace)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """What lies in a folder and below."""
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def test_profile(made: SimpleNamespace, tmp_path: Path) -> None:
-    out = tmp_path / "profile"
-    shutil.copytree(made.profile, out)
-    before = contents(tmp_path)
-    argv = ["profile", made.checkpoint, "--memory", made.memory, "--out"]
-    for place in (out, tmp_path / "fresh"):
-        assert killed_at("preadv", 60, *argv, place)  # in the middle of what is measured
-        assert contents(tmp_path) == before
-
-
-@pytest.mark.parametrize(("count", "left"), [(1, []), (3, ["routing.npz"])])
-def test_routing(count: int, left: list[str], made: SimpleNamespace, tmp_path: Path) -> None:
-    # two files are written aside, and then take their places, the document last
-    out = tmp_path / "routing"
-    argv = ["profile", made.checkpoint, "--memory", made.memory, "--routing-only", "--out", out]
-    assert killed_at("replace", count, *argv)
-    assert [path.name for path in out.iterdir() if path.is_file()] == left
-    works(*argv)
-    assert sorted(path.name for path in out.iterdir()) == ["routing.json", "routing.npz"]
-    load_source(out / "routing.json")
