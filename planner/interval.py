@@ -86,6 +86,8 @@ def relative_error(
     wall = max(wall_ns, 1)
     of_kinds: dict[str, Sequence[Curve]] = {kind: (one,) for kind, one in costs.curves.items()}
     of_kinds["attention"] = (*costs.attention_decode.curves, *costs.attention_prefill.curves)
+    if costs.cross_decode is not None and costs.cross_prefill is not None:
+        of_kinds["cross_attention"] = (*costs.cross_decode.curves, *costs.cross_prefill.curves)
     curves = [_error(ones) * by_kind.get(kind, 0) / wall for kind, ones in of_kinds.items()]
     waiting = waits / wall
     return math.hypot(waiting * copies, *curves, (1 - waiting) * drift, _MODEL_ERROR)

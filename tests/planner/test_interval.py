@@ -62,6 +62,11 @@ def test_each_part_weighs_by_its_share(profile_factory: Any) -> None:
     both = replace(costs, attention_decode=surface, attention_prefill=surface)
     expected = math.hypot(0.01, 0.2 * 0.15, 0.04)
     assert relative_error(both, paced, kinds, 100) == pytest.approx(expected)
+    # so does attention to an encoder's prompts, a tenth
+    crossed = replace(both, cross_decode=surface, cross_prefill=surface)
+    kinds_of_both = {**kinds, "router": 10, "cross_attention": 10}
+    expected = math.hypot(0.01, 0.2 * 0.15, 0.1 * 0.15, 0.04)
+    assert relative_error(crossed, paced, kinds_of_both, 100) == pytest.approx(expected)
     # a curve that was fitted on other machines errs by all of what it erred there
     fitted = {kind: replace(curve, source="fitted") for kind, curve in curves.items()}
     guessed = replace(costs, curves=fitted)
