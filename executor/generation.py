@@ -72,20 +72,22 @@ class Generation:
     ) -> None:
         self._device, self._prompts = device, prompts
         self._limits = [limit] * len(prompts) if isinstance(limit, int) else list(limit)
-        self._end_tokens, self._sampler, self._texts = end_tokens, sampler, texts
+        self._sampler = sampler
         self.results: list[list[int]] = [[] for _ in prompts]
         size = device.state.capacity
         members = range(len(prompts))
         fed = [[*tokens, *device.start_tokens] for tokens in prompts]
-        self._group = Sequences(
-            fed, members[:size], self.results, self._ends, waiting=members[size:]
-        )
+        # what is called back knows nothing of this object: a cycle would keep a run's events until
+        # some later collection
+        ends = partial(_ends, self.results, self._limits, end_tokens, texts)
+        group = Sequences(fed, members[:size], self.results, ends, waiting=members[size:])
+        self._group = group
         # a place is never empty while prompts wait, so all end in as many passes as one group
         # after the other may take
         passes = -(-len(prompts) // size) * max(self._limits)
         self._longest = max(map(len, prompts)) if len(prompts) > size else 0
         self.ended: set[int] = set()
-        self.routing = RoutingLog(device.source.model, ahead=ahead)
+        self.routing = routing = RoutingLog(device.source.model, ahead=ahead)
         self.recorder = device.memory.recorder()
         needs = None
         if recorded is not None:
@@ -96,8 +98,8 @@ class Generation:
             device,
             self._transfers,
             self.recorder,
-            self._on_routed,
-            (lambda layer: self.routing.look_ahead(layer, device)) if ahead else None,
+            lambda layer: routing.add(layer, device, group.members),
+            (lambda layer: routing.look_ahead(layer, device)) if ahead else None,
             None if tables is None else Prefetcher(device, tables, recorded).routed,
         )
         self._pass_ns: list[int] = []
@@ -169,13 +171,6 @@ class Generation:
             self._decode_ns += elapsed
         return grown
 
-    def _ends(self, member: int, token: int) -> bool:
-        ends = token in self._end_tokens or len(self.results[member]) >= self._limits[member]
-        if self._texts is not None:
-            self._texts[member].push(token)
-            ends |= self._texts[member].stopped
-        return ends
-
     def _draw(self, sampler: Sampler, alive: list[int], rows: list[torch.Tensor]) -> list[int]:
         members = self._group.members
         return [sampler.draw(members[place], row) for place, row in zip(alive, rows, strict=True)]
@@ -188,9 +183,6 @@ class Generation:
     def stuck(self) -> bool:
         """Whether a read has not come back, so that the device cannot be used any more."""
         return self._transfers.stuck or self._device.embedding.stuck
-
-    def _on_routed(self, layer: int) -> None:
-        self.routing.add(layer, self._device, self._group.members)
 
     def totals(self) -> TraceTotals:
         """Sums over the passes that have run."""
@@ -215,3 +207,18 @@ class Generation:
             process_peak_bytes=peak_resident_bytes(),
             requests=len(self._prompts),
         )
+
+
+def _ends(
+    results: list[list[int]],
+    limits: list[int],
+    end_tokens: frozenset[int],
+    texts: Sequence[TextStream] | None,
+    member: int,
+    token: int,
+) -> bool:
+    ends = token in end_tokens or len(results[member]) >= limits[member]
+    if texts is not None:
+        texts[member].push(token)
+        ends |= texts[member].stopped
+    return ends

@@ -119,14 +119,18 @@ class Transfers:
 
     def _check(self) -> None:
         failure = self._failure
-        if isinstance(failure, MoeplanError):
-            raise failure
-        if isinstance(failure, Exception):
-            raise RuntimeError("the reader thread failed") from failure
-        if failure is not None or (self._thread.ident and not self._thread.is_alive()):
-            raise RunError(
-                "the reader thread was ended from outside: start the run again"
-            ) from failure
+        try:
+            if isinstance(failure, MoeplanError):
+                raise failure
+            if isinstance(failure, Exception):
+                raise RuntimeError("the reader thread failed") from failure
+            if failure is not None or (self._thread.ident and not self._thread.is_alive()):
+                raise RunError(
+                    "the reader thread was ended from outside: start the run again"
+                ) from failure
+        finally:
+            # an error holds the frames that it went through, which must not hold it
+            del failure
 
     def _check_reading(self) -> None:
         """Refuse to wait for a read that will not come back."""
@@ -238,3 +242,4 @@ class Transfers:
         if self._thread.is_alive():
             self.stuck = True
             raise RunError(f"a read did not come back within {STALL_SECONDS:.0f} s")
+        self._failure = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -270,3 +271,43 @@ def test_a_stop_over_several_pieces() -> None:
         stream.push(token)
         seen.append(stream.stopped)
     assert seen == [False, False, False, True, True]
+
+
+def cancelled(engine: Engine) -> None:
+    with pytest.raises(CancelledError):
+        engine.generate(TEXTS, NEW_TOKENS, lambda *_: engine.cancel())
+
+
+def closed(engine: Engine) -> None:
+    pieces = engine.stream(TEXTS, NEW_TOKENS, stop=["("])
+    next(pieces)
+    pieces.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda engine: engine.generate(TEXTS, 3, sampling=Sampling(1.5, seed=4)),
+        closed,
+        cancelled,
+    ],
+    ids=["ended", "closed", "cancelled"],
+)
+def test_a_run_is_freed_when_the_next_begins(
+    ask: Callable[[Engine], object], engine: Engine
+) -> None:
+    """Reference counts free a run's events: nothing of it waits for a collection."""
+    engine.generate(TEXTS, 2)
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        ask(engine)
+        engine.generate(TEXTS, 2)
+        gc.collect()
+        left = {type(one) for one in gc.garbage}
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not [one for one in left if one.__module__.startswith(("executor", "planner"))]
