@@ -149,7 +149,7 @@ def _check_asked(plan: Plan) -> list[Violation]:
     if asked is None:
         return []
     found: list[Violation] = []
-    if asked.solver not in names():
+    if asked.solver not in (*names(), *HOSTED):
         found.append(Violation("solver", "asked.solver", f"{asked.solver!r} is no solver"))
     if {"device": "below", "below": None}.get(asked.kv, "") == policy.kv:
         message = f"keys and values were to lie {asked.kv}, and do not"

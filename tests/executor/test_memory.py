@@ -163,5 +163,11 @@ def test_smallest_budget_is_the_smallest(checkpoint_of: Any, helpers: Any) -> No
         assert len(engine.generate([[5, 6, 7]] * 3)) == 3
     with pytest.raises(BudgetError) as caught:
         Engine.from_plan(helpers.plan(checkpoint, policy, workload, budget_bytes=least - 1))
-    assert caught.value.smallest_bytes == least
+    # with keys and values below the device it runs in less
+    below = smallest_budget(model, workload, 4, "below")
+    assert below < least
+    assert caught.value.smallest_bytes == below
+    policy = replace(policy, kv="below")
+    with Engine.from_plan(helpers.plan(checkpoint, policy, workload, budget_bytes=below)) as engine:
+        assert len(engine.generate([[5, 6, 7]] * 3)) == 3
     assert aligned(least) == least

@@ -42,10 +42,10 @@ def test_what_is_named_in_a_run(
     named: list[Named | None] = []
     route = Schedule.route
 
-    def listen(self: Schedule, active: list[Unit], said: Named | None = None) -> Any:
+    def listen(self: Schedule, active: list[Unit], said: Named | None = None, *others: Any) -> Any:
         if active[0].kind == "expert":
             named.append(said)
-        return route(self, active, said)
+        return route(self, active, said, *others)
 
     monkeypatch.setattr(Schedule, "route", listen)
     plan = helpers.plan(folder, replace(base, layers=tuple(layers)), workload)

@@ -128,7 +128,7 @@ CHECKPOINT_CASES = [
     Case(
         "pack with an unknown compression",
         lambda tiny, here: ["pack", tiny, here / "s", "--compress", "zip"],
-        ("'zip'", "none, exact, auto"),
+        ("'zip'", "none, exact, both, auto"),
     ),
     Case(
         "pack with an unknown quantization",

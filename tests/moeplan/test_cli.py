@@ -17,7 +17,7 @@ import typer
 from rich.text import Text
 
 from moeplan import cli
-from moeplan.commands.common import give_outputs
+from moeplan.commands.outputs import give_outputs
 from moeplan.output import EXIT_CODES, Reporter, Steps, exit_code
 from planner.documents import DOCUMENTS, Workload, to_json
 from solvers import errors

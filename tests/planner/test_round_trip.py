@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from planner.documents import (
     DOCUMENTS,
+    CostProfile,
     Curve,
     DevicePolicy,
     Document,
@@ -41,6 +42,7 @@ from planner.documents import (
     parse_document,
 )
 from planner.documents.costs import OperationKind
+from planner.documents.machine import HostProcessor
 from planner.documents.model import StoredShares
 
 # Strategies ----------------------------------------------------------------------------------
@@ -170,7 +172,19 @@ FITTING: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         # there is one layer at least
         "encoder": st.none(),
     },
-    RoutingTrace: {"tokens": SMALL, "sequences": st.just(1), "top_k": st.just(1)},
+    RoutingTrace: {
+        "tokens": SMALL,
+        "sequences": st.just(1),
+        "top_k": st.just(1),
+        # of three MoE layers, see below
+        "encoder": st.none() | st.integers(1, 2),
+    },
+    HostProcessor: {
+        "compute_flops_per_second": st.fixed_dictionaries(
+            {"float32": speeds()}, optional={"bfloat16": speeds()}
+        ),
+        "bandwidth_bytes_per_second": speeds(),
+    },
     RoutingStats: {"top_k": st.just(1)},
     Machine: {
         "device": st.just("cuda"),
@@ -212,6 +226,10 @@ def documents(cls: type) -> st.SearchStrategy[Any]:
         fields["memory"] = st.fixed_dictionaries({"device": account}, optional={"host": account})
     if cls is Hardware:
         fields["channels"] = of_type(hints["channels"]).map(lambda channels: channels[:1])
+    if cls is CostProfile:
+        # both or none
+        crossed = ({"cross_decode": one, "cross_prefill": one} for one in (st.none(), surfaces()))
+        return st.one_of(*[st.builds(cls, **fields | each) for each in crossed])
     return st.builds(cls, **fields)
 
 

@@ -80,7 +80,8 @@ def test_every_rival_is_priced_with_copies_and_computation_slowed(profile_factor
         seed=0,
     )
     for one in (entry, *rivals):
-        assert min(one.candidate.factors) > 1.0, one.solver
+        factors = one.candidate.factors
+        assert min(factors.copy, factors.prefill, factors.decode) > 1.0, one.solver
 
 
 def test_a_second_objective_that_can_have_no_effect_is_refused(
