@@ -21,6 +21,7 @@ LONG = (
     *("moeplan/service/test_pages.py", "moeplan/service/test_container.py"),
     *("moeplan/service/test_fuzz.py", "moeplan/test_planning_commands.py"),
     *("profiler/test_folder.py", "profiler/test_benchmark.py", "executor/test_quantized.py"),
+    *("executor/test_parallel.py", "executor/test_machines.py", "moeplan/test_offload.py"),
 )
 """Files that take long."""
 
