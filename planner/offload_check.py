@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from planner.balance_simulator import check_fits
 from planner.check import check_policy
 from planner.documents import (
+    BalanceFigures,
     DevicePolicy,
     ExpertPlacement,
     LayerPolicy,
@@ -29,7 +32,8 @@ __all__ = ["check_offload", "check_placement_plan"]
 def check_placement_plan(
     placement: ExpertPlacement, profile: Profile | None = None
 ) -> list[Violation]:
-    """All violations of a placement's offload plan; an empty list where there is none, or no plan.
+    """All violations of a placement and its offload plan, if it has one; an empty list where there
+    is none.
 
     Parameters
     ----------
@@ -38,22 +42,42 @@ def check_placement_plan(
     profile
         What its plan claims to be made from. Without it, memory and prediction are not recomputed.
     """
-    offload = placement.offload
+    offload, stated = placement.offload, _check_stated(placement)
     if offload is None:
-        return []
+        return stated
     if profile is None:
-        return check_offload(placement)
+        return stated + check_offload(placement)
     try:
         check_fits(placement, profile.model)
     except InputError as error:
-        return [Violation("model", "layers", str(error))]
-    found = check_offload(placement, profile.model)
+        return [*stated, Violation("model", "layers", str(error))]
+    found = stated + check_offload(placement, profile.model)
     for name in ("model", "hardware", "costs", "routing", "checkpoint", "store"):
         field = f"{name}_fingerprint" if name in ("checkpoint", "store") else name
         if getattr(offload.inputs, field) != getattr(inputs_of(profile), field):
             message = f"made from another {name} than the profile's"
             found.append(Violation(f"stale_{name}", f"offload.inputs.{field}", message))
     return found or _check_predictions(placement, offload, profile)
+
+
+def _check_stated(placement: ExpertPlacement) -> list[Violation]:
+    """What a placement says of itself, as far as it can be known without the statistics."""
+    found = []
+    if not placement.method:
+        found.append(Violation("method", "method", "nothing is said of what made it"))
+    mean = placement.fitted.average_max_load
+    gap = max(1 - placement.bound / mean, 0.0) if mean else 0.0
+    if not math.isclose(placement.gap, gap, abs_tol=1e-9):
+        message = f"{placement.gap:.4f} is not (average_max_load - bound) / average_max_load"
+        found.append(Violation("gap", "gap", f"{message}, {gap:.4f}"))
+    for name in ("fitted", "held_out"):
+        figures: BalanceFigures = getattr(placement, name)
+        mean, most = figures.average_max_load, figures.max_load
+        # the fullest of D devices has a D-th of the load at least, and no mean is above its largest
+        if not 1 / placement.devices - 1e-9 <= mean <= most + 1e-9:
+            message = f"average_max_load {mean:.4f}, max_load {most:.4f} on {placement.devices}"
+            found.append(Violation("load", name, f"{message} devices contradict each other"))
+    return found
 
 
 def check_offload(placement: ExpertPlacement, model: ModelSpec | None = None) -> list[Violation]:

@@ -248,7 +248,7 @@ class RankProcesses(Closing):
         """The first cause; ends all ranks."""
         self._log.seek(0)
         log = self._log.read().decode(errors="replace").strip().splitlines()
-        last = log[-1] if log else "it said nothing"
+        last = log[-1] if log else "it left no message"
         alone = self._first.poll()
         self.close()
         who = [f"device {rank} of {self.devices}" for rank in self.ranks]
@@ -267,7 +267,11 @@ class RankProcesses(Closing):
             if place not in failed:
                 return RunError(f"{who[place]} ended with code {code}: {last}")
         if alone is not None:
-            return RunError(f"the devices' processes ended with code {alone}: {last}")
+            told = f"code {alone}" if alone >= 0 else signal.Signals(-alone).name
+            return RunError(
+                f"the process that starts devices {min(self.ranks)} to {max(self.ranks)} was ended "
+                f"by {told}, so all were ended: {last}"
+            )
         silent = [str(rank) for place, rank in enumerate(self.ranks) if place not in failed]
         other = f"device {', '.join(silent)}" if silent else "another"
         return LostPeerError(

@@ -99,7 +99,8 @@ def offload(
     reporter.show(
         Text(
             f"The slowest device takes {human_time(slowest)} for {requests} sequences, without "
-            f"exchanges and waits for others' copies. The placement with its plan is in {out}"
+            "exchanges and waits for others' copies. What each device does was chosen on other "
+            f"sequences than these times are of. The placement with its plan is in {out}"
         )
     )
     reporter.result(

@@ -325,6 +325,27 @@ def test_a_rank_that_dies_while_experts_move_ends_the_others(
         assert not any(map(alive, group.processes))
 
 
+def test_the_process_that_starts_ranks_is_named_when_it_is_killed() -> None:
+    with RankGroup(2) as group:
+        engine = ParallelEngine(EXAMPLE, placed(model_of(EXAMPLE), 2), group=group)
+        killed: list[int] = []
+
+        def end(*_: int) -> None:
+            if not killed:
+                killed.append(group._first.pid)
+                os.kill(group._first.pid, signal.SIGKILL)
+
+        told = "the process that starts devices 0 to 1 was ended by SIGKILL, so all were ended"
+        with pytest.raises(RunError, match=told) as caught:
+            engine.generate(PROMPTS, 900, progress=end)
+        assert len(str(caught.value).splitlines()) == 1
+        # nobody waits for them any more: they end by themselves, as their orders have
+        left = time.monotonic() + 10
+        while any(map(alive, group.processes)) and time.monotonic() < left:
+            time.sleep(0.05)
+        assert not any(map(alive, group.processes))
+
+
 def test_processes_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")

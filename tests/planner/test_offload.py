@@ -283,6 +283,23 @@ def test_what_the_checker_finds(
     assert (reason, f"offload.{where}") in {(one.reason, one.where) for one in found}
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"method": ""}, "method"),
+        ({"gap": 0.5}, "gap"),
+        ({"bound": 0.5}, "gap"),
+        # of two devices the fullest has half of the load at least, and its mean is not its most
+        ({"held_out": BalanceFigures(0.4, 0.6, 0.1, 1)}, "load"),
+        ({"held_out": BalanceFigures(0.7, 0.6, 0.1, 1)}, "load"),
+    ],
+)
+def test_what_a_placement_says_of_itself(changes: dict[str, Any], reason: str) -> None:
+    assert check_placement_plan(HALVES) == []
+    (found,) = check_placement_plan(replace(HALVES, **changes))
+    assert found.reason == reason
+
+
 def test_a_plan_of_another_model(made: ExpertPlacement, profile_factory: Any) -> None:
     (found,) = check_placement_plan(made, profile_factory(layers=3))
     assert found.reason == "model"
