@@ -44,6 +44,7 @@ from planner.documents import (
 from planner.documents.costs import OperationKind
 from planner.documents.machine import HostProcessor
 from planner.documents.model import StoredShares
+from planner.documents.plan import Asked
 
 # Strategies ----------------------------------------------------------------------------------
 # One strategy for each document, read off its type hints; the classes whose fields depend on
@@ -212,6 +213,13 @@ FITTING: dict[type, dict[str, st.SearchStrategy[Any]]] = {
 }
 
 
+PAIRS: dict[type, dict[str, st.SearchStrategy[Any]]] = {
+    CostProfile: {"cross_decode": surfaces(), "cross_prefill": surfaces()},
+    Asked: {"then": st.sampled_from(["tpot", "peak"]), "tolerance": st.floats(0, 0.5)},
+}
+"""Fields that are there together or not at all."""
+
+
 def documents(cls: type) -> st.SearchStrategy[Any]:
     hints = typing.get_type_hints(cls, include_extras=True)
     wanted = FITTING.get(cls, {})
@@ -226,10 +234,10 @@ def documents(cls: type) -> st.SearchStrategy[Any]:
         fields["memory"] = st.fixed_dictionaries({"device": account}, optional={"host": account})
     if cls is Hardware:
         fields["channels"] = of_type(hints["channels"]).map(lambda channels: channels[:1])
-    if cls is CostProfile:
-        # both or none
-        crossed = ({"cross_decode": one, "cross_prefill": one} for one in (st.none(), surfaces()))
-        return st.one_of(*[st.builds(cls, **fields | each) for each in crossed])
+    either = PAIRS.get(cls)
+    if either is not None:
+        none = st.builds(cls, **fields | dict.fromkeys(either, st.none()))
+        return none | st.builds(cls, **fields | either)
     return st.builds(cls, **fields)
 
 
