@@ -54,7 +54,7 @@ def predict(judged: Judged, schedule: Schedule) -> Predicted:
     """
     workload = judged.encoding.workload
     scenarios = judged.problem.scenarios
-    result = replay(judged.problem, schedule)
+    result = replay(judged.problem, schedule, record=bool(judged.encoding.raw))
     weight = scenarios.weight
     pass_ns = result.pass_ns
     runs = judged.runs
@@ -67,7 +67,7 @@ def predict(judged: Judged, schedule: Schedule) -> Predicted:
         wall_ns=wall_ns,
         prefill_ns=prefill_ns,
         decode_ns=decode_ns,
-        bytes_read=_read_bytes(judged, result, schedule),
+        bytes_read=_read_bytes(judged, result),
         bubble_inter_layer_ns=by_kind["wait_dense"],
         bubble_intra_layer_ns=by_kind["wait_expert"] + by_kind["wait_head"],
         duration_by_kind_ns={kind: total for kind, total in by_kind.items() if total},  # type: ignore[misc]
@@ -88,7 +88,7 @@ def predict(judged: Judged, schedule: Schedule) -> Predicted:
     )
 
 
-def _read_bytes(judged: Judged, result: Replay, schedule: Schedule) -> int:
+def _read_bytes(judged: Judged, result: Replay) -> int:
     """Bytes that a run reads for what it copies, of which a compressed store has fewer.
 
     A kind's share of them is known by its time, which goes by the bytes read; where experts are
@@ -96,7 +96,7 @@ def _read_bytes(judged: Judged, result: Replay, schedule: Schedule) -> int:
     """
     stored = judged.encoding.profile.model.stored
     if judged.encoding.raw:
-        return _read_by_copy(judged, schedule)
+        return _read_by_copy(judged, result)
     copied = int((result.copied_bytes * judged.problem.scenarios.weight).sum()) // judged.runs
     if stored is None:
         return copied
@@ -106,12 +106,12 @@ def _read_bytes(judged: Judged, result: Replay, schedule: Schedule) -> int:
     return round(copied * float(busy.sum()) / whole) if whole else copied
 
 
-def _read_by_copy(judged: Judged, schedule: Schedule) -> int:
-    """Bytes read, one copy after the other."""
+def _read_by_copy(judged: Judged, result: Replay) -> int:
+    """Bytes read, one copy of the record after the other."""
     encoding, weight = judged.encoding, judged.problem.scenarios.weight
     model, last = encoding.profile.model, len(judged.problem.stages) - 1
     total = 0.0
-    for part in replay(judged.problem, schedule, record=True).copies:
+    for part in result.copies:
         share = 1.0
         if part.kind == "start":
             share = model.stored_share("dense")
