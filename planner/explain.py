@@ -221,7 +221,7 @@ def explain(
         bandwidth_price,
         prefetching,
         hosting,
-        busy[2],
+        busy.host,
         None if profile.costs.raw is None else in_one_format(candidate, schedule),
     )
 
