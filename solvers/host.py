@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
-import numpy.typing as npt
 
 from solvers.outcome import Bound, HostShare
 from solvers.problem import Problem
@@ -43,7 +42,8 @@ def host_share_of(problem: Problem) -> HostShare | None:
     scenarios = problem.scenarios
     if scenarios.host_work_ns is None:
         return None
-    asked = (scenarios.demand > 0) & _streamable(problem)
+    several = np.array([not stage.sequential for stage in problem.stages])
+    asked = (scenarios.demand > 0) & several[:, None]
     rows = scenarios.demand[asked]
     saved = (scenarios.work_ns + problem.copy_ns - scenarios.host_work_ns)[asked]
     weight = np.broadcast_to(scenarios.weight[:, None, None], asked.shape)[asked]
@@ -102,12 +102,3 @@ def _most_spared(pairs: list[tuple[int, int]]) -> int:
 
 
 _FREE = Fraction(1 << 62)
-
-
-def _streamable(problem: Problem) -> npt.NDArray[np.bool_]:
-    """[stages, items]: items that may be worked on elsewhere."""
-    table: npt.NDArray[np.bool_] = np.zeros(problem.copy_ns.shape, dtype=bool)
-    for index, stage in enumerate(problem.stages):
-        if not stage.sequential:
-            table[index, : len(stage.items)] = True
-    return table

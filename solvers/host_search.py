@@ -93,5 +93,4 @@ def _bare(problem: Problem, schedule: Schedule) -> Schedule:
         for stage, choice in zip(problem.stages, schedule.stages, strict=True)
     )
     sizes = schedule.slots, schedule.start_slots, schedule.reserve
-    bare = settled(problem, stages, *sizes, schedule.eviction)
-    return bare.replace(host=schedule.host)
+    return settled(problem, stages, *sizes, schedule.eviction, schedule.host)

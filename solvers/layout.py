@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from solvers.outcome import Eviction, Outcome, Schedule, StageChoice, Stop
+from solvers.outcome import Eviction, HostShare, Outcome, Schedule, StageChoice, Stop
 from solvers.problem import Problem, Stage
 
 __all__ = ["START", "Layout", "infeasible", "settled", "smallest_capacity", "whole_in_memory"]
@@ -145,9 +145,10 @@ def settled(
     start_slots: int,
     reserve: int,
     eviction: Eviction = "none",
+    host: HostShare | None = None,
 ) -> Schedule:
-    """A schedule with these stages, and slots and reserve as they must be with them: none where
-    nothing of the kind streams, and a reserve where a copy may be demanded."""
+    """A schedule with these stages, and slots, reserve and host as they must be with them: none
+    where nothing of the kind streams, and a reserve where a copy may be demanded."""
     pairs = list(zip(stages, problem.stages, strict=True))
     streams = any(len(choice.resident) < len(stage.items) for choice, stage in pairs)
     starts = any(stage.start and not choice.start_resident for choice, stage in pairs)
@@ -161,4 +162,5 @@ def settled(
         start_slots=start_slots if starts else 0,
         reserve=min(max(reserve, int(on_demand)), kept),
         eviction=eviction,
+        host=host if kept else None,
     )

@@ -28,8 +28,7 @@ def polish(search: Search) -> None:
         for changed in _neighbours(problem, search.best):
             # where nothing streams any more there are no slots
             sizes = (changed.slots, changed.start_slots, changed.reserve)
-            neighbour = settled(problem, changed.stages, *sizes, changed.eviction)
-            neighbour = neighbour.replace(host=changed.host if neighbour.slots else None)
+            neighbour = settled(problem, changed.stages, *sizes, changed.eviction, changed.host)
             if left <= 0 or search.out_of_time:
                 return
             if neighbour in search.tried or any(check_schedule(problem, neighbour)):
