@@ -39,6 +39,7 @@ from planner.memory import (
     default_head_tiling,
     dense_slot_bytes,
     head_tile_bytes,
+    held_expert_bytes,
     kv_layer_bytes,
     kv_token_bytes,
     slot_bytes,
@@ -185,7 +186,7 @@ class Encoding:
             if kv_bytes:
                 size, held = aligned(size) + kv_bytes, held + kv_bytes
             dense = self._unit("dense", size, held, factors.copy)
-            held = aligned(layer.expert_bytes)
+            held = held_expert_bytes(layer)
             expert = self._unit("expert", layer.expert_bytes, held, factors.copy)
             items = [expert] * layer.experts
             for item in self.raw[layer.index] if self.raw else ():

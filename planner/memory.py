@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from planner.documents import LayerPolicy, MemoryAccount, ModelSpec, Policy, Workload
+from planner.documents import LayerPolicy, LayerSpec, MemoryAccount, ModelSpec, Policy, Workload
 from planner.span import context_tokens, kept_tokens
 from planner.workspace import (
     ATTENTION_TILE_ROWS,
@@ -60,6 +60,7 @@ __all__ = [
     "expert_tile_rows",
     "group_sequences",
     "head_tile_bytes",
+    "held_expert_bytes",
     "kept_tokens",
     "kv_layer_bytes",
     "kv_sequence_bytes",
@@ -124,6 +125,11 @@ def aligned(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
+def held_expert_bytes(layer: LayerSpec) -> int:
+    """Device bytes of one of a layer's experts, in a slot or to stay; 0 where it has none."""
+    return aligned(layer.expert_bytes)
+
+
 def head_tile_bytes(model: ModelSpec, tile_rows: int, dtype_bytes: int) -> int:
     """Device bytes of one head tile (``tile_rows`` x hidden), with the blocks it shares."""
     return aligned(tile_rows * model.hidden_size * dtype_bytes + 2 * ALIGNMENT_BYTES)
@@ -137,8 +143,8 @@ def outside_bytes(model: ModelSpec) -> int:
 
 def slot_bytes(model: ModelSpec, tile_rows: int, dtype_bytes: int) -> int:
     """Device bytes of one streaming slot: the largest expert or head tile."""
-    expert = max(layer.expert_bytes for layer in model.layers)
-    return max(aligned(expert), head_tile_bytes(model, tile_rows, dtype_bytes))
+    expert = max(map(held_expert_bytes, model.layers))
+    return max(expert, head_tile_bytes(model, tile_rows, dtype_bytes))
 
 
 def dense_slot_bytes(model: ModelSpec, layer: int) -> int:
@@ -248,7 +254,7 @@ def account_device(
         ),
         "dense_slots": policy.dense_slots * max(streamed, default=0),
         "experts": sum(
-            len(layer.resident) * aligned(spec.expert_bytes)
+            len(layer.resident) * held_expert_bytes(spec)
             for layer, spec in zip(policy.layers, model.layers, strict=True)
         ),
         "slots": policy.slots * slot_bytes(model, policy.head_tile_rows, dtype_bytes),
@@ -307,7 +313,7 @@ def workspace_bytes(model: ModelSpec, policy: Policy, workload: Workload, dtype_
 def default_head_tiling(model: ModelSpec, dtype_bytes: int) -> tuple[int, int]:
     """Rows of a head tile and number of tiles, so that a tile fits where an expert does."""
     row_bytes = model.hidden_size * dtype_bytes
-    room = aligned(max(layer.expert_bytes for layer in model.layers)) - 2 * ALIGNMENT_BYTES
+    room = max(map(held_expert_bytes, model.layers)) - 2 * ALIGNMENT_BYTES
     rows = min(max(room // row_bytes, 1), model.vocab_size)
     tiles = -(-model.vocab_size // rows)
     # as even as they can be, so that no tile is a sliver

@@ -16,7 +16,7 @@ from planner.documents import (
     Policy,
 )
 from planner.encode import Factors
-from planner.memory import aligned, default_head_tiling, slot_bytes
+from planner.memory import default_head_tiling, held_expert_bytes, slot_bytes
 from planner.offload import offload_group, predict_device, rank_batch
 from planner.offload_problem import DeviceCandidate
 from planner.profiles import Profile
@@ -151,7 +151,7 @@ def _check_memory(
     need = policy.slots * slot_bytes(model, rows, model.dtype_bytes)
     moe = [spec for spec in model.layers if spec.experts]
     for layer, spec in zip(policy.layers, moe, strict=True):
-        need += len(layer.resident) * aligned(spec.expert_bytes)
+        need += len(layer.resident) * held_expert_bytes(spec)
     if need <= offload.memory_bytes:
         return []
     message = f"residents and slots need {need:,} bytes of {offload.memory_bytes:,}"

@@ -18,6 +18,7 @@ from planner.documents.placement import (
     PlacementCandidate,
 )
 from planner.files import read_regular
+from planner.memory import held_expert_bytes
 from planner.routing_draws import check_work, draw_scenarios, half_counts
 from planner.routing_sources import RoutingSource
 from solvers.errors import BudgetError, OptionError
@@ -205,7 +206,7 @@ def expert_room(
 
 
 def largest_expert(model: ModelSpec, experts: int, where: str) -> int:
-    """Bytes of the largest expert of a model.
+    """Bytes that the largest expert of a model takes on a device.
 
     Raises
     ------
@@ -213,7 +214,7 @@ def largest_expert(model: ModelSpec, experts: int, where: str) -> int:
         If its layers have another number of experts than the routing statistics; ``where`` names
         the model in the message.
     """
-    sizes = [layer.expert_bytes for layer in model.layers if layer.experts]
+    sizes = [held_expert_bytes(layer) for layer in model.layers if layer.experts]
     counts = {layer.experts for layer in model.layers if layer.experts}
     if counts != {experts}:
         raise OptionError(

@@ -28,7 +28,7 @@ from executor.source import open_weights
 from executor.tokenizer import end_tokens
 from planner.balance_simulator import Links, check_fits, links_of
 from planner.documents import Curve, ExpertPlacement, document_hash
-from planner.memory import aligned
+from planner.memory import held_expert_bytes
 from solvers.errors import BudgetError, OptionError, UnsupportedError
 
 __all__ = ["ParallelEngine"]
@@ -128,7 +128,7 @@ class ParallelEngine(Closing):
                 for device in devices:
                     own[device] += 1
         if memory_bytes is not None:
-            size = aligned(max(spec.expert_bytes for spec in self.model.layers))
+            size = max(map(held_expert_bytes, self.model.layers))
             if memory_bytes < size:
                 raise BudgetError(
                     f"{memory_bytes:,} bytes for experts on each device do not hold one expert: "

@@ -26,7 +26,7 @@ from executor.sequences import Sequences
 from executor.source import WeightSource
 from executor.units import Unit
 from planner.documents import LayerPolicy, MemoryAccount, ModelSpec, Policy, Workload
-from planner.memory import account_device, aligned, default_head_tiling
+from planner.memory import account_device, default_head_tiling, held_expert_bytes
 
 __all__ = ["Rank", "RankOptions", "rank_policy"]
 
@@ -72,8 +72,8 @@ def rank_policy(model: ModelSpec, options: RankOptions, dtype_bytes: int) -> Pol
     offload plan keeps."""
     rows, _ = default_head_tiling(model, dtype_bytes)
     # a slot is no larger than an expert
-    expert = max(layer.expert_bytes for layer in model.layers)
-    rows = max(min(rows, aligned(expert) // (model.hidden_size * dtype_bytes)), 1)
+    expert = max(map(held_expert_bytes, model.layers))
+    rows = max(min(rows, expert // (model.hidden_size * dtype_bytes)), 1)
     tiles = -(-model.vocab_size // rows)
     planned = options.layers is not None
     kept = {layer: (tuple(stay), tuple(ahead)) for layer, stay, ahead in options.layers or ()}

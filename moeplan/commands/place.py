@@ -180,7 +180,7 @@ def place(
 
 
 def _expert_bytes(path: Path, experts: int) -> int:
-    """Size of the largest expert of a model."""
+    """What the largest expert of a model takes on a device."""
     from planner.model_spec import read_model
     from planner.placement import largest_expert
 

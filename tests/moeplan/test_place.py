@@ -8,8 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from executor.parallel import ParallelEngine
 from moeplan import cli
 from planner.documents import ExpertPlacement, load_document
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pycode-moe"
 
 
 @pytest.fixture
@@ -86,3 +89,21 @@ def test_what_is_refused(
     assert captured.out == ""
     assert len(captured.err.strip().splitlines()) == 1
     assert any(word in captured.err for word in words.split("|"))
+
+
+def test_room_is_counted_as_devices_count_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    routing, out = tmp_path / "shares.npz", tmp_path / "placement.json"
+    np.savez(routing, a=np.full((4, 8, 16), 1 / 16))
+    arguments = ["place", "--routing", str(routing), "--devices", "2", "--method", "contiguous"]
+    arguments += ["--model", str(EXAMPLE), "--out", str(out), "--memory"]
+    # half of the example's 16 experts in each of 8 layers: 138,240 bytes each, in whole blocks of
+    # 4,096 bytes 139,264
+    least = 8 * 8 * 139264
+    for memory in (8 * 8 * 138240, least - 1):
+        assert cli.main([*arguments, f"{memory}B"]) == 2
+        assert f"the smallest memory that works is {least:,} bytes" in capsys.readouterr().err
+    assert cli.main([*arguments, f"{least}B"]) == 0
+    placement = load_document(ExpertPlacement, out)
+    assert ParallelEngine(EXAMPLE, placement, memory_bytes=least).slots == [64, 64]
