@@ -258,8 +258,7 @@ class Expander:
         half = 0
 
         def fetch(step: range) -> memoryview:
-            for one in decoding[half]:
-                one.result()
+            _settle(decoding[half])
             begin = blocks.places[step.start]
             return read(begin, blocks.places[step.stop] - begin, halves[half])
 
@@ -281,8 +280,8 @@ class Expander:
         finally:
             # nothing writes to a slot that is given back
             wait([*decoding[0], *decoding[1]])
-        for one in (*decoding[0], *decoding[1]):
-            one.result()
+        for shares in decoding:
+            _settle(shares)
 
     def _decode(
         self,
@@ -307,3 +306,12 @@ class Expander:
                 )
         finally:
             self._free.put(decoder)
+
+
+def _settle(tasks: list[Future[None]]) -> None:
+    """Take tasks off the list as they end; raise the first failure.
+
+    An error holds the frames that it went through, which must not hold it.
+    """
+    while tasks:
+        tasks.pop(0).result()

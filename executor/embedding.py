@@ -172,13 +172,19 @@ class Embedding:
                 f"a read of embedding rows has not come back for {STALL_SECONDS:.0f} s: does the "
                 "disk hang?"
             )
-        for failure in [read.exception() for read in reads]:
-            if isinstance(failure, Exception):
-                raise failure
-            if failure is not None:
-                raise RunError(
-                    "a thread that reads embedding rows was ended from outside: start the run again"
-                ) from failure
+        failure: BaseException | None = None
+        try:
+            for failure in [read.exception() for read in reads]:
+                if isinstance(failure, Exception):
+                    raise failure
+                if failure is not None:
+                    raise RunError(
+                        "a thread that reads embedding rows was ended from outside: start the run "
+                        "again"
+                    ) from failure
+        finally:
+            # an error holds the frames that it went through, which must not hold it
+            del reads, failure
         # only now: a failed read leaves the places empty
         self._token[places], self._place[missing] = missing, places
 

@@ -60,8 +60,12 @@ class HostWorker:
 
     def wait(self) -> Unit:
         """Wait until all have been computed; returns the last."""
-        for _, future in self._pending:
-            future.result()
+        try:
+            for _, future in self._pending:
+                future.result()
+        finally:
+            # an error holds the frames that it went through, which must not hold it
+            del future
         return self._pending[-1][0]
 
     def add(self, pass_index: int) -> None:
@@ -78,3 +82,4 @@ class HostWorker:
     def close(self) -> None:
         """End the worker, behind what it computes."""
         self._pool.shutdown(cancel_futures=True)
+        self._pending.clear()

@@ -6,10 +6,13 @@ import os
 
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
+import gc
 import secrets
 import signal
 import subprocess
 import sys
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -431,6 +434,25 @@ def capped() -> Iterator[Any]:
     group.rmdir()
 
 
+def freed(kind: type[Exception], ask: Callable[[], object]) -> bool:
+    """Whether an error of ``ask`` goes once nobody names it, without a collection."""
+    gc.disable()
+    try:
+        try:
+            ask()
+        except kind as error:
+            held = weakref.ref(error)
+        else:
+            pytest.fail("no error")
+        # a thread that raised it may not have come to its end
+        end = time.monotonic() + 2
+        while held() is not None and time.monotonic() < end:
+            time.sleep(0.005)
+        return held() is None
+    finally:
+        gc.enable()
+
+
 @pytest.fixture(scope="session")
 def helpers() -> Any:
     """The functions above, for test modules (which cannot import this file)."""
@@ -444,5 +466,6 @@ def helpers() -> Any:
         continuation = staticmethod(continuation)
         crash_pack = staticmethod(crash_pack)
         damage = staticmethod(damage)
+        freed = staticmethod(freed)
 
     return Helpers

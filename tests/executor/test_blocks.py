@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import pytest
@@ -169,3 +170,22 @@ def test_what_was_read_ahead_is_not_read_again() -> None:
     expander.expand(file.blocks, half, size, target[half:], file.buffer, file.read, size)
     assert sum(file.reads) == sum(map(len, file.stored))
     assert bytes(target) == unit
+
+
+@pytest.mark.parametrize("first", [0, 20])
+def test_an_error_of_a_block_holds_nothing(first: int, helpers: Any) -> None:
+    """Damaged from block ``first`` on: found at the end, or while more is read."""
+    size = 40 * BLOCK_BYTES
+    file = Stored(weights("bfloat16", size // 2), "bfloat16", size)
+    expander, target = Expander("bfloat16"), memoryview(bytearray(size))
+
+    def read(place: int, count: int, memory: memoryview) -> memoryview:
+        part = file.read(place, count, memory)
+        if place >= file.blocks.places[first]:
+            part[:] = bytes(count)
+        return part
+
+    def expand() -> None:
+        expander.expand(file.blocks, 0, size, target, file.buffer, read)
+
+    assert helpers.freed(DecodingError, expand)

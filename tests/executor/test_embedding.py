@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,3 +99,11 @@ def test_a_failed_read_leaves_no_row_behind(
     disk.broken = False
     tokens = [*range(1, 22), 200]
     assert torch.equal(gathered(made, tokens), matrix[tokens])
+
+
+def test_an_error_of_a_read_holds_nothing(
+    rows: tuple[Embedding, torch.Tensor], disk: Disk, helpers: Any
+) -> None:
+    made, _ = rows
+    disk.broken = True
+    assert helpers.freed(RunError, lambda: gathered(made, [*range(4, 22), 200]))

@@ -23,6 +23,10 @@ WORK = Workload(4, 6, 5)
 PROMPTS = [[3, 5, 7, 9, 11, 13], [4, 6], [8, 10, 12], [14]]
 
 
+class BrokenError(RuntimeError):
+    """A failure of a stand-in."""
+
+
 @dataclass
 class Holding:
     """A CPU's memory, with the units that stream kept beside it, as a GPU's host memory is."""
@@ -108,11 +112,12 @@ def test_a_failure_on_the_host_ends_the_run(
     with Engine.from_plan(plan) as engine:
 
         def broken(unit: Any) -> Any:
-            raise RuntimeError("the host is broken")
+            raise BrokenError("the host is broken")
 
         monkeypatch.setattr(engine._device, "host_expert", broken)
         with pytest.raises(RuntimeError, match="the host is broken"):
             engine.generate(PROMPTS)
+        assert helpers.freed(BrokenError, lambda: engine.generate(PROMPTS))
 
 
 def test_a_device_without_host_memory_refuses(
