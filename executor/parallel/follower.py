@@ -11,7 +11,13 @@ from queue import Empty
 from typing import Any
 
 from executor.closing import Closing
-from executor.parallel.group import DeviceName, LostPeerError, RankProcesses, known_error
+from executor.parallel.group import (
+    DeviceName,
+    LostPeerError,
+    RankProcesses,
+    known_error,
+    told_error,
+)
 from executor.parallel.link import Link
 from executor.parallel.machines import Machines
 from solvers.errors import MoeplanError, OptionError, RunError
@@ -116,12 +122,12 @@ class Follower(Closing):
                 self._link.send({"lost": [str(error), error.named]})
                 self._hear_why(error)
             except MoeplanError as error:
-                self._link.send({"failed": [type(error).__name__, str(error)]})
+                self._link.send({"failed": told_error(error)})
                 self._hear_why(error)
             except RuntimeError:
                 last = traceback.format_exc().strip().splitlines()[-1]
                 line = f"machine {self._machines.number} of {self._machines.count} failed: {last}"
-                self._link.send({"failed": ["RunError", line]})
+                self._link.send({"failed": told_error(RunError(line))})
                 raise
 
     def _look(self) -> None:
@@ -139,8 +145,8 @@ class Follower(Closing):
                 f"machine 0 at {self._machines.address} {message['gone']}; this one was ended, too"
             )
         if "end" in message:
-            name, line = message["end"] or ("RunError", "machine 0 ended before all was done")
-            raise known_error(name, line)
+            why = message["end"] or told_error(RunError("machine 0 ended before all was done"))
+            raise known_error(*why)
 
     def _hear_why(self, error: MoeplanError) -> None:
         """Wait for what the first machine says of it; else it is ``error``."""

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ from executor.closing import Closing
 from solvers import errors
 from solvers.errors import MoeplanError, RunError
 
-__all__ = ["LostPeerError", "RankGroup", "RankProcesses", "known_error"]
+__all__ = ["LostPeerError", "RankGroup", "RankProcesses", "known_error", "told_error"]
 
 DeviceName = Literal["cpu", "cuda"]
 
@@ -259,10 +259,10 @@ class RankProcesses(Closing):
                 told = f"was ended by {name}{hint}; the others were ended, too"
                 return RunError(f"{who[place]} {told}")
         for place, error in sorted(failed.items()):
-            if error["class"] is not None:
-                return known_error(error["class"], error["message"])
+            if error["known"] is not None:
+                return known_error(*error["known"])
             if not error["lost_peer"]:
-                return RuntimeError(f"{who[place]}:\n{error['message']}")
+                return RuntimeError(f"{who[place]}:\n{error['trace']}")
         for place, code in sorted(self._codes.items()):
             if place not in failed:
                 return RunError(f"{who[place]} ended with code {code}: {last}")
@@ -340,8 +340,18 @@ class RankGroup(RankProcesses):
             self.ask([{"order": "meet", **meeting}] * devices)
 
 
-def known_error(name: str, message: str) -> MoeplanError:
-    """An error of another process, as its own class where that takes one line."""
-    cls = getattr(errors, name, RunError)
-    # some take more than the line
-    return cls(message) if cls.__init__ is RunError.__init__ else RunError(message)
+def told_error(error: MoeplanError) -> list[Any]:
+    """An error as another process is told of it: what ``known_error`` takes."""
+    return [type(error).__name__, str(error), vars(error)]
+
+
+def known_error(name: str, message: str, more: Mapping[str, Any]) -> MoeplanError:
+    """An error of another process, with what it has beside its line; of a class that is not in the
+    error tree a ``RunError``."""
+    if name not in errors.__all__:
+        return RunError(message)
+    cls: type[MoeplanError] = getattr(errors, name)
+    # each class asks for its own fields
+    error = cls.__new__(cls, message)
+    vars(error).update(more)
+    return error

@@ -16,7 +16,13 @@ from queue import Empty
 from typing import Any
 
 from executor.closing import Closing
-from executor.parallel.group import DeviceName, LostPeerError, RankProcesses, known_error
+from executor.parallel.group import (
+    DeviceName,
+    LostPeerError,
+    RankProcesses,
+    known_error,
+    told_error,
+)
 from executor.parallel.link import Link
 from executor.parallel.machines import Machines
 from solvers.errors import InputError, MoeplanError, OptionError, RunError
@@ -153,7 +159,7 @@ class Leader(Closing):
                     if twice
                     else "is one too many: give all machines the same number of them"
                 )
-                link.send({"end": ["OptionError", line]})
+                link.send({"end": told_error(OptionError(line))})
             else:
                 self._links[machine] = link
                 said[machine] = facts
@@ -241,15 +247,13 @@ class Leader(Closing):
 
     def _end(self, error: BaseException | None) -> None:
         """End all machines, and tell them why."""
-        name, line = None, None
-        if isinstance(error, MoeplanError):
-            name, line = type(error).__name__, str(error)
-        elif error is not None:
-            name = "RunError"
+        if error is not None and not isinstance(error, MoeplanError):
             how = "was interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            line = f"machine 0 of {self._machines.count} {how}; the others were ended, too"
+            error = RunError(
+                f"machine 0 of {self._machines.count} {how}; the others were ended, too"
+            )
         for link in self._links.values():
-            link.send({"end": None if line is None else [name, line]})
+            link.send({"end": None if error is None else told_error(error)})
         if self._own is not None:
             self._own.close()
             self._own = None

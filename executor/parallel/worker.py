@@ -89,15 +89,15 @@ def _listen(pipe: int, orders: SimpleQueue[dict[str, Any]]) -> None:
 def _told(error: BaseException) -> dict[str, Any]:
     import torch.distributed
 
+    from executor.parallel.group import told_error
     from solvers.errors import MoeplanError
 
-    known = isinstance(error, MoeplanError)
     lost = isinstance(error, torch.distributed.DistError) or (
         type(error) is RuntimeError and "gloo" in str(error).lower()
     )
     return {
-        "class": type(error).__name__ if known else None,
-        "message": str(error) if known else traceback.format_exc(),
+        "known": told_error(error) if isinstance(error, MoeplanError) else None,
+        "trace": traceback.format_exc(),
         # another rank has gone, or does not answer
         "lost_peer": lost,
     }

@@ -5,6 +5,7 @@ Machines are groups of processes of this one, which reach each other by the loop
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -35,10 +36,23 @@ from executor.parallel.link import Link, interface_of
 from executor.parallel.meeting import GROUP_BACKENDS, rank_backend
 from planner.documents import ExpertPlacement, write_document
 from planner.documents.placement import BalanceFigures, LayerPlacement
-from solvers.errors import InputError, MoeplanError, OptionError, RunError, UnsupportedError
+from solvers.errors import (
+    BudgetError,
+    InputError,
+    MoeplanError,
+    OptionError,
+    RunError,
+    StaleError,
+    UnsupportedError,
+)
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pycode-moe"
 FIGURES = BalanceFigures(1.0, 1.0, 1.0, 1)
+CAUSES = [
+    UnsupportedError("no GPU here"),
+    BudgetError("no GPU here has 7 bytes", 7),
+    StaleError("store", "no GPU here has this store"),
+]
 PROMPTS = [[5, 9, 11, 200, 7], [100], [30, 31, 32]]
 
 
@@ -269,10 +283,11 @@ def test_who_would_run_something_else_ends_all_before_anything_is_loaded(
     assert ranks.made == []
 
 
-def test_an_error_of_one_machine_is_told_on_all(ranks: type[Ranks]) -> None:
+@pytest.mark.parametrize("cause", CAUSES, ids=lambda one: type(one).__name__)
+def test_an_error_of_one_machine_is_told_on_all(cause: MoeplanError, ranks: type[Ranks]) -> None:
     def refuse(mine: Ranks, watch: Callable[[], None]) -> None:
         if mine.ranks.start == 1:
-            raise UnsupportedError("no GPU here")
+            raise cause
         while True:
             watch()
             time.sleep(0.01)
@@ -280,11 +295,34 @@ def test_an_error_of_one_machine_is_told_on_all(ranks: type[Ranks]) -> None:
     ranks.then = staticmethod(refuse)  # type: ignore[assignment]
     port = free_port()
     other = Other(machine(port, 1), {})
-    with leader(port, {}) as leads, pytest.raises(UnsupportedError, match="no GPU here"):
+    with leader(port, {}) as leads, pytest.raises(type(cause), match="no GPU here") as caught:
         leads.ask([{"order": "work"}] * 3)
     error = other.end()
-    assert isinstance(error, UnsupportedError)
+    assert isinstance(error, type(cause))
+    assert vars(caught.value) == vars(error) == vars(cause)
     assert all(made.closed for made in ranks.made)
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=lambda one: type(one).__name__)
+def test_an_error_of_a_rank_is_what_is_raised(
+    cause: MoeplanError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = [os.pipe() for _ in range(3)]
+
+    def start(processes: RankProcesses, _: str) -> SimpleNamespace:
+        (_, orders), (answers, rank), (told, _) = ends
+        processes._orders, processes._answers = [orders], [answers]
+        os.write(rank, json.dumps({"error": worker._told(cause)}).encode() + b"\n")
+        return SimpleNamespace(
+            returncode=0, poll=lambda: None, wait=lambda _: 0, stdin=None, stdout=os.fdopen(told)
+        )
+
+    monkeypatch.setattr(RankProcesses, "_start", start)
+    with pytest.raises(type(cause), match="no GPU here") as caught:
+        RankProcesses(1, range(1), interface="lo")
+    assert vars(caught.value) == vars(cause)
+    for end in (ends[0][0], ends[1][1], ends[2][1]):
+        os.close(end)
 
 
 @pytest.mark.parametrize("who", ["leader", "follower"])
