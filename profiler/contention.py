@@ -20,7 +20,7 @@ from profiler.compute import Cell
 from profiler.correct import weight
 from profiler.curves import figure
 
-__all__ = ["Contention", "Turn", "beside", "contend", "kind_slowdowns", "slowdowns"]
+__all__ = ["Contention", "Turn", "beside", "contend", "kind_slowdowns", "overlap", "slowdowns"]
 
 _LEAST_SHARE = 0.2
 """Where less of computation lies beside copies, a ratio would be noise blown up."""
@@ -113,9 +113,14 @@ def beside(compute: Sequence[Event], copies: Sequence[Event]) -> dict[str, float
     shared: defaultdict[str, int] = defaultdict(int)
     for event in compute:
         whole[event.kind] += event.end_ns - event.start_ns
-        overlap = np.minimum(ends, event.end_ns) - np.maximum(starts, event.start_ns)
-        shared[event.kind] += int(np.maximum(overlap, 0).sum())
+        common = np.minimum(ends, event.end_ns) - np.maximum(starts, event.start_ns)
+        shared[event.kind] += int(np.maximum(common, 0).sum())
     return {kind: shared[kind] / max(whole[kind], 1) for kind in whole}
+
+
+def overlap(events: Iterable[Event], others: Sequence[Event]) -> float:
+    """Share of the events' time, of all kinds alike, in which one of the others runs."""
+    return beside([event._replace(kind="") for event in events], others).get("", 0.0)
 
 
 def slowdowns(

@@ -17,11 +17,10 @@ from typing import Any
 
 from planner.documents import CostProfile, Event, Surface
 from planner.memory import EXPERT_TILE_ROWS
-from profiler.contention import beside
 from profiler.correct import corrected, scaled_surface, weight
-from profiler.observed import Observed, SurfaceName, alone_ns, surface_of
+from profiler.observed import Observed, SurfaceName, alone_ns, slowed, surface_of
 
-__all__ = ["as_runs_do", "overlap"]
+__all__ = ["as_runs_do"]
 
 _KINDS = ("router", "dense_mlp", "shared_expert", "expert", "combine", "head")
 """Of the curves; the embedding has reads of its own, and sampling takes no time."""
@@ -64,30 +63,13 @@ def as_runs_do(costs: CostProfile, runs: Iterable[Observed]) -> CostProfile:
     return replace(costs, curves=known, **moved)
 
 
-def overlap(events: Iterable[Event], copies: Iterable[Event]) -> float:
-    """Share of the events' time that lies beside copies."""
-    alike = [event._replace(kind="") for event in events]
-    return beside(alike, list(copies)).get("", 0.0)
-
-
 def _compared(costs: CostProfile, run: Observed) -> Iterator[tuple[Event, float, float]]:
     """Operations with what they took alone, and what the costs say; both in ns."""
-    copies = [event for event in run.events if event.channel != "compute"]
-    for phase in ("prefill", "decode"):
-        working = [
-            event
-            for event in run.events
-            if event.channel == "compute"
-            and not event.kind.startswith("wait_")
-            and run.phase(event) == phase
-        ]
-        share = overlap(working, copies)
-        for event in working:
-            said = alone_ns(costs, run, event) if _measured(costs, run, event) else None
-            if said:
-                slowed = 1 + share * (costs.slowdown(event.kind, phase) - 1)
-                took = (event.end_ns - event.start_ns) / slowed
-                yield event, min(took, _MOST * said), float(said)
+    for event, factor in slowed(costs, run):
+        said = alone_ns(costs, run, event) if _measured(costs, run, event) else None
+        if said:
+            took = (event.end_ns - event.start_ns) / factor
+            yield event, min(took, _MOST * said), float(said)
 
 
 def _measured(costs: CostProfile, run: Observed, event: Event) -> bool:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from planner.documents import CostProfile, Curve, Event, Surface
 from planner.memory import EXPERT_TILE_ROWS
+from profiler.contention import overlap
 
 __all__ = [
     "SURFACES",
@@ -22,6 +23,7 @@ __all__ = [
     "SurfaceName",
     "alone_ns",
     "between_passes_ns",
+    "slowed",
     "surface_of",
 ]
 
@@ -61,6 +63,24 @@ class Observed:
         """Which phase an event belongs to."""
         return "decode" if event.pass_index % self.passes else "prefill"
 
+    @property
+    def working(self) -> list[Event]:
+        """Computation, waits left out."""
+        return [
+            event
+            for event in self.events
+            if event.channel == "compute" and not event.kind.startswith("wait_")
+        ]
+
+    @property
+    def copies(self) -> list[Event]:
+        """What the channel did."""
+        return [
+            event
+            for event in self.events
+            if event.channel != "compute" and event.end_ns > event.start_ns
+        ]
+
 
 def surface_of(run: Observed, event: Event) -> tuple[SurfaceName, int, int] | None:
     """Which of the costs' surfaces speaks of an attention, and at which point; None: none does."""
@@ -93,6 +113,19 @@ def alone_ns(costs: CostProfile, run: Observed, event: Event) -> int | None:
     if event.kind in ("expert", "dense_mlp", "shared_expert"):
         return curve.tiled(event.rows, EXPERT_TILE_ROWS)
     return curve(event.rows)
+
+
+def slowed(costs: CostProfile, run: Observed) -> Iterator[tuple[Event, float]]:
+    """Computation, phase by phase, and how much longer copies beside it make each.
+
+    As the planner has it, all computation of a phase lies beside copies by one share.
+    """
+    copies, working = run.copies, run.working
+    for phase in ("prefill", "decode"):
+        own = [event for event in working if run.phase(event) == phase]
+        share = overlap(own, copies)
+        for event in own:
+            yield event, 1 + share * (costs.slowdown(event.kind, phase) - 1)
 
 
 def between_passes_ns(costs: CostProfile, runs: Iterable[Observed]) -> int:

@@ -24,10 +24,10 @@ from planner.documents import (
     document_hash,
 )
 from planner.profiles import Profile
-from profiler.contention import beside
+from profiler.contention import overlap
 from profiler.correct import corrected, scaled_channel, scaled_surface, weight
 from profiler.curves import figure
-from profiler.observed import SURFACES, Observed, SurfaceName, alone_ns, surface_of
+from profiler.observed import SURFACES, Observed, SurfaceName, alone_ns, slowed, surface_of
 from solvers.errors import OptionError, StaleError
 
 __all__ = ["Refined", "Step", "check_source", "observed", "refine"]
@@ -87,7 +87,6 @@ class _Seen:
     """One event, and by how much copies beside it (or computation beside a copy) lengthen it."""
 
     event: Event
-    phase: str
     factor: float
 
     @property
@@ -233,53 +232,18 @@ def refine(profile: Profile, trace: Trace) -> Refined:
 
 
 def _computed(costs: CostProfile, run: Observed) -> list[_Seen]:
-    """Operations that the costs say something of, in order of kind.
-
-    As the planner has it, all computation of a phase lies beside copies by one share.
-    """
-    copies = _channel_events(run)
-    shares = {
-        phase: _share([one for one in _working(run) if run.phase(one) == phase], copies)
-        for phase in ("prefill", "decode")
-    }
-    found = []
-    for event in _working(run):
-        if alone_ns(costs, run, event):
-            phase = run.phase(event)
-            factor = 1 + shares[phase] * (costs.slowdown(event.kind, phase) - 1)
-            found.append(_Seen(event, phase, factor))
+    """Operations that the costs say something of, in order of kind."""
+    found = [
+        _Seen(event, factor) for event, factor in slowed(costs, run) if alone_ns(costs, run, event)
+    ]
     return sorted(found, key=lambda one: one.event.kind)
 
 
 def _copied(costs: CostProfile, run: Observed) -> list[_Seen]:
     """Copies; all of them lie beside computation by one share, too."""
-    copies = _channel_events(run)
-    factor = 1 + _share(copies, _working(run)) * (costs.copy_slowdown.value - 1)
-    return [_Seen(event, run.phase(event), factor) for event in copies]
-
-
-def _working(run: Observed) -> list[Event]:
-    """Computation, waits left out."""
-    return [
-        event
-        for event in run.events
-        if event.channel == "compute" and not event.kind.startswith("wait_")
-    ]
-
-
-def _channel_events(run: Observed) -> list[Event]:
-    return [
-        event
-        for event in run.events
-        if event.channel != "compute" and event.end_ns > event.start_ns
-    ]
-
-
-def _share(events: Sequence[Event], others: Sequence[Event]) -> float:
-    """Share of the events' time in which one of the others runs."""
-    whole = sum(event.end_ns - event.start_ns for event in events)
-    shared = beside([event._replace(kind="") for event in events], others).get("", 0.0)
-    return shared if whole else 0.0
+    copies = run.copies
+    factor = 1 + overlap(copies, run.working) * (costs.copy_slowdown.value - 1)
+    return [_Seen(event, factor) for event in copies]
 
 
 def _every_other(seen: Sequence[_Seen], first: int) -> list[_Seen]:

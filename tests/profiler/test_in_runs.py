@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from planner.documents import CostProfile, Curve, Event, Figure, Surface
+from profiler.contention import overlap
 from profiler.correct import weight
-from profiler.in_runs import as_runs_do, overlap
+from profiler.in_runs import as_runs_do
 from profiler.observed import Observed
 
 
