@@ -74,11 +74,11 @@ class Observed:
 
     @property
     def copies(self) -> list[Event]:
-        """What the channel did."""
+        """What the copy channel did; a host's computation is none."""
         return [
             event
             for event in self.events
-            if event.channel != "compute" and event.end_ns > event.start_ns
+            if event.kind.startswith("copy_") and event.end_ns > event.start_ns
         ]
 
 

@@ -224,6 +224,12 @@ def test_each_step_shows_its_effect() -> None:
     assert copy.held_out_ratio is None
 
 
+def test_what_the_host_computes_is_no_copy() -> None:
+    old = profile()
+    hosted = [Event("host_expert", "cpu", 1, 0, 2, 2400, 3000, 1, 0)]
+    assert refine(old, trace(old, [*EVENTS, *hosted])) == refine(old, trace(old))
+
+
 def test_a_paced_link_is_not_corrected() -> None:
     old = profile(paced_bytes_per_second=10**8)
     found = refine(old, trace(old, paced_bytes_per_second=10**8))
