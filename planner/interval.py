@@ -28,12 +28,12 @@ from planner.memory import EXPERT_TILE_ROWS
 from planner.scenarios import PassShape
 from planner.sides import attended, embedded, parts_of
 
-__all__ = ["extrapolated", "rate", "relative_error"]
+__all__ = ["NINE_OF_TEN", "QUARTILE", "TILED", "covers", "extrapolated", "rate", "relative_error"]
 
-_NINE_OF_TEN = 1.645
+NINE_OF_TEN = 1.645
 """Standard deviations of a normal distribution on either side that hold 90%."""
 
-_QUARTILE = 0.6745
+QUARTILE = 0.6745
 """And those that hold half: half the distance between quartiles, in standard deviations."""
 
 _MODEL_ERROR = 0.04
@@ -46,7 +46,8 @@ averages out what makes them differ, a curve of both errs by half; where it is o
 its variance and half as much for their mean are three quarters of the difference's. Nothing says
 which it is, so this is the middle."""
 
-_TILED = ("expert", "dense_mlp", "shared_expert")
+TILED = ("expert", "dense_mlp", "shared_expert")
+"""Kinds of which no more than a tile's rows are computed at once."""
 
 
 def rate(tokens: int, total_ns: int, per_run: npt.NDArray[np.int64], error: float) -> Range:
@@ -69,7 +70,7 @@ def rate(tokens: int, total_ns: int, per_run: npt.NDArray[np.int64], error: floa
         # of one more draw around the mean of those
         one_more = math.sqrt(1 + 1 / len(per_run))
         routing = one_more * float(per_run.std(ddof=1)) / max(float(per_run.mean()), 1.0)
-    wide = _NINE_OF_TEN * math.hypot(error, routing)
+    wide = NINE_OF_TEN * math.hypot(error, routing)
     return Range(value, value / (1 + wide), value * (1 + wide))
 
 
@@ -80,8 +81,8 @@ def relative_error(
     bandwidth = link.bandwidth_bytes_per_second
     # a paced link is as steady as its pace
     steady = link.paced_bytes_per_second is not None
-    copies = 0.0 if steady else (bandwidth.spread or 0.0) / bandwidth.value / _QUARTILE
-    drift = (costs.reference_ns.spread or 0.0) / max(costs.reference_ns.value, 1.0) / _QUARTILE
+    copies = 0.0 if steady else (bandwidth.spread or 0.0) / bandwidth.value / QUARTILE
+    drift = (costs.reference_ns.spread or 0.0) / max(costs.reference_ns.value, 1.0) / QUARTILE
     waits = sum(by_kind.get(f"wait_{what}", 0) for what in ("dense", "expert", "head"))
     wall = max(wall_ns, 1)
     of_kinds: dict[str, Sequence[Curve]] = {kind: (one,) for kind, one in costs.curves.items()}
@@ -100,7 +101,7 @@ def _error(curves: Sequence[Curve]) -> float:
         for one in curves
         if one.held_out_error is not None
     ]
-    return sum(errors) / len(errors) / _QUARTILE if errors else 0.0
+    return sum(errors) / len(errors) / QUARTILE if errors else 0.0
 
 
 def extrapolated(
@@ -139,7 +140,7 @@ def extrapolated(
         else:
             own = [layer for layer in one_of_each if _has(model.layers[layer], kind)]
             rows = {encoding.rows(shape, layer) for shape in shapes for layer in own} - {0}
-        if not all(_covers(curve, kind, count) for count in rows):
+        if not all(covers(curve, kind, count) for count in rows):
             found.append(kind.replace("_", " "))
     return tuple(found)
 
@@ -150,5 +151,6 @@ def _has(layer: LayerSpec, kind: OperationKind) -> bool:
     return (layer.shared_expert_bytes if kind == "shared_expert" else layer.experts) > 0
 
 
-def _covers(curve: Curve, kind: str, rows: int) -> bool:
-    return curve.covers(min(rows, EXPERT_TILE_ROWS) if kind in _TILED else rows)
+def covers(curve: Curve, kind: str, rows: int) -> bool:
+    """Whether a curve of this kind was measured at about so many rows."""
+    return curve.covers(min(rows, EXPERT_TILE_ROWS) if kind in TILED else rows)

@@ -15,6 +15,7 @@ import numpy as np
 
 from planner.documents import Curve, Figure, Surface
 from planner.documents.base import Source
+from planner.interval import NINE_OF_TEN, QUARTILE
 
 __all__ = [
     "drifting",
@@ -29,8 +30,6 @@ __all__ = [
 _LEAST_MOMENTS = 4
 _BLOCKS, _LEAST_BLOCK = 8, 3
 """Blocks that moments are joined to, and the fewest moments of one."""
-_NINE_OF_TEN, _QUARTILE = 1.645, 0.6745
-"""Standard deviations of a normal distribution on either side that hold 90%, and half."""
 
 
 def median_and_spread(samples: Sequence[float]) -> tuple[float, float]:
@@ -65,13 +64,13 @@ def drifting(samples: Sequence[float], at_once: int, source: Source = "measured"
     if count < _LEAST_MOMENTS:
         count = len(moments)
     means = [float(block.mean()) for block in np.array_split(np.minimum(moments, most), count)]
-    wide = _student(count - 1) / _NINE_OF_TEN * math.sqrt(1 + 1 / count)
-    return replace(figure(samples, source), spread=_QUARTILE * wide * float(np.std(means, ddof=1)))
+    wide = _student(count - 1) / NINE_OF_TEN * math.sqrt(1 + 1 / count)
+    return replace(figure(samples, source), spread=QUARTILE * wide * float(np.std(means, ddof=1)))
 
 
 def _student(freedom: int) -> float:
     """Of Student's t, what holds nine of ten on either side (Abramowitz and Stegun, 26.7.5)."""
-    z = _NINE_OF_TEN
+    z = NINE_OF_TEN
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner.documents import CostProfile, Event, Surface
-from planner.memory import EXPERT_TILE_ROWS
+from planner.interval import covers
 from profiler.correct import corrected, scaled_surface, weight
 from profiler.observed import Observed, SurfaceName, alone_ns, slowed, surface_of
 
@@ -24,7 +24,6 @@ __all__ = ["as_runs_do"]
 
 _KINDS = ("router", "dense_mlp", "shared_expert", "expert", "combine", "head")
 """Of the curves; the embedding has reads of its own, and sampling takes no time."""
-_TILED = ("dense_mlp", "shared_expert", "expert")
 _MOST = 4.0
 """Longer than so many times what the curve says is a pause of the machine, and counts as so much,
 as in ``profiler.curves.tail_ratio``."""
@@ -80,8 +79,7 @@ def _measured(costs: CostProfile, run: Observed, event: Event) -> bool:
         return surface is not None and _around(surface, *named[1:])
     if event.kind not in _KINDS or event.kind not in costs.curves:
         return False
-    rows = min(event.rows, EXPERT_TILE_ROWS) if event.kind in _TILED else event.rows
-    return costs.curves[event.kind].covers(rows)
+    return covers(costs.curves[event.kind], event.kind, event.rows)
 
 
 def _around(surface: Surface, rows: int, second: int) -> bool:

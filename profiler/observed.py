@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from planner.documents import CostProfile, Curve, Event, Surface
+from planner.interval import TILED
 from planner.memory import EXPERT_TILE_ROWS
 from profiler.contention import overlap
 
@@ -110,7 +111,7 @@ def alone_ns(costs: CostProfile, run: Observed, event: Event) -> int | None:
         return None
     if event.kind == "head":
         return math.ceil(curve(event.rows) / run.head_tiles)
-    if event.kind in ("expert", "dense_mlp", "shared_expert"):
+    if event.kind in TILED:
         return curve.tiled(event.rows, EXPERT_TILE_ROWS)
     return curve(event.rows)
 

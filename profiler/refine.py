@@ -23,6 +23,7 @@ from planner.documents import (
     Trace,
     document_hash,
 )
+from planner.interval import TILED
 from planner.profiles import Profile
 from profiler.contention import overlap
 from profiler.correct import corrected, scaled_channel, scaled_surface, weight
@@ -32,8 +33,6 @@ from solvers.errors import OptionError, StaleError
 
 __all__ = ["Refined", "Step", "check_source", "observed", "refine"]
 
-_TILED = ("expert", "dense_mlp", "shared_expert")
-"""Kinds of which no more than a tile's rows are computed at once."""
 COPY = "copy"
 
 
@@ -278,7 +277,7 @@ def _refit(costs: CostProfile, run: Observed, seen: Sequence[_Seen]) -> CostProf
             if one.event.kind == kind
         ]
         if samples:
-            curves[kind] = corrected(curve, samples, longer=kind not in _TILED)
+            curves[kind] = corrected(curve, samples, longer=kind not in TILED)
     surfaces: dict[str, Any] = {name: _rescaled(costs, run, seen, name) for name in SURFACES}
     return replace(costs, curves=curves, **surfaces)
 
