@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -46,10 +47,29 @@ def plan_of(profile: Profile) -> Plan:
     return make_plan(profile, WORKLOAD, memory_bytes=memory, solver="frequency")
 
 
-def test_routers_that_are_right_make_a_faster_plan(small_profile: Profile) -> None:
-    profile = routed(small_profile, right=True)
+class Made(NamedTuple):
+    profile: Profile
+    plan: Plan
+    ahead: Plan
+
+
+def made_of(profile: Profile) -> Made:
     plan = plan_of(profile)
-    made = with_predictors(plan, profile)
+    return Made(profile, plan, with_predictors(plan, profile))
+
+
+@pytest.fixture(scope="module")
+def right(small_profile: Profile) -> Made:
+    return made_of(routed(small_profile, right=True))
+
+
+@pytest.fixture(scope="module")
+def wrong(small_profile: Profile) -> Made:
+    return made_of(routed(small_profile, right=False))
+
+
+def test_routers_that_are_right_make_a_faster_plan(right: Made) -> None:
+    profile, plan, made = right
     looking = [layer.predictor == "lookahead" for layer in made.policy.layers]
     # each layer with a router before it
     assert looking == [False] + [True] * (len(looking) - 1)
@@ -64,29 +84,23 @@ def test_routers_that_are_right_make_a_faster_plan(small_profile: Profile) -> No
     assert made.notes[-1].startswith("predictors by layers: lookahead in ")
 
 
-def test_routers_that_are_wrong_make_it_no_slower(small_profile: Profile) -> None:
-    profile = routed(small_profile, right=False)
-    plan = plan_of(profile)
-    made = with_predictors(plan, profile)
+def test_routers_that_are_wrong_make_it_no_slower(wrong: Made) -> None:
+    profile, plan, made = wrong
     candidate = candidate_of(plan, profile)
     before, after = (candidate.score("choose", schedule_of(one.policy)) for one in (plan, made))
     assert after <= before
     assert not list(check_plan(made, profile))
 
 
-@pytest.mark.parametrize("right", [True, False])
-def test_memory_is_shared_out_within_the_budget(small_profile: Profile, right: bool) -> None:
-    profile = routed(small_profile, right)
-    made = with_predictors(plan_of(profile), profile)
-    account = made.memory["device"]
-    assert account.peak_bytes <= account.capacity_bytes
+def test_memory_is_shared_out_within_the_budget(right: Made, wrong: Made) -> None:
+    for made in (right, wrong):
+        account = made.ahead.memory["device"]
+        assert account.peak_bytes <= account.capacity_bytes
 
 
-def test_comparisons_sweeps_and_explanations_look_ahead_too(small_profile: Profile) -> None:
-    profile = routed(small_profile, right=True)
-    plan = plan_of(profile)
+def test_comparisons_sweeps_and_explanations_look_ahead_too(right: Made) -> None:
+    profile, plan, made = right
     memory = plan.memory["device"].capacity_bytes
-    made = with_predictors(plan, profile)
     assert plan.asked is not None
     assert made.asked == replace(plan.asked, predictors=True)
     rows = [
