@@ -107,9 +107,9 @@ class Engine(Closing):
         cls,
         plan: Plan,
         *,
-        checkpoint: Path | None = None,
-        store: Path | None = None,
-        profile: Path | None = None,
+        checkpoint: Path | str | None = None,
+        store: Path | str | None = None,
+        profile: Path | str | None = None,
         paced_bytes_per_second: int | None = None,
         verify: bool = False,
         progress: Callable[[int, int], None] | None = None,
@@ -155,7 +155,8 @@ class Engine(Closing):
             As ``generate``.
         """
         check_limit(plan.workload, max_new_tokens, None if prompts is None else len(prompts))
-        folder = checkpoint or Path(plan.locations.checkpoint)
+        folder = Path(checkpoint or plan.locations.checkpoint)
+        profile = None if profile is None else Path(profile)
         check_can_run(plan, folder)
         if store is None and plan.inputs.store_fingerprint is not None:
             if plan.locations.store is None:

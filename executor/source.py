@@ -253,7 +253,7 @@ def _model_of(
 
 
 def open_weights(
-    checkpoint: Path, store: Path | None = None, *, read_into: ReadInto = preadv
+    checkpoint: Path | str, store: Path | str | None = None, *, read_into: ReadInto = preadv
 ) -> WeightSource:
     """Open the weights of ``checkpoint``, from ``store`` where one is given.
 
@@ -273,6 +273,7 @@ def open_weights(
     StaleError
         If the store was packed from another checkpoint, or from this one before it was changed.
     """
+    checkpoint, store = Path(checkpoint), None if store is None else Path(store)
     source = read_checkpoint(checkpoint)
     layouts = plain = unit_layouts(source)
     index = None

@@ -73,10 +73,10 @@ class ParallelEngine(Closing):
 
     def __init__(
         self,
-        checkpoint: Path,
+        checkpoint: Path | str,
         placement: ExpertPlacement,
         *,
-        store: Path | None = None,
+        store: Path | str | None = None,
         memory_bytes: int | None = None,
         eviction: Eviction | None = None,
         device: DeviceName = "cpu",
@@ -116,7 +116,8 @@ class ParallelEngine(Closing):
                 f"{_MOST_RANKS} processes are started on one"
             )
         self.placement, self._eviction = placement, eviction or "lifo"
-        self._checkpoint, self._store = checkpoint.absolute(), store and store.absolute()
+        self._checkpoint = Path(checkpoint).absolute()
+        self._store = None if store is None else Path(store).absolute()
         self.slots = self._slots(memory_bytes)
         self._own_group = group is None
         self._group: RankGroup | Leader | None = group

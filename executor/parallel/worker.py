@@ -15,7 +15,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -130,8 +129,7 @@ def _serve(orders: SimpleQueue[dict[str, Any]], answer: Answer) -> None:
             loaded = None
             if source is not None:
                 source.close()
-            store = order["store"]
-            source = open_weights(Path(order["checkpoint"]), Path(store) if store else None)
+            source = open_weights(order["checkpoint"], order["store"])
             placement = {one["layer"]: one["devices"] for one in order["placement"]}
             loaded = Rank(source, rank, RankOptions(**order["options"]), placement, backend)
             wait_for_all()

@@ -166,6 +166,15 @@ def test_refuses_a_changed_profile(plan: Plan, tmp_path: Path) -> None:
 # --- plans edited by hand -----------------------------------------------------------------------
 
 
+def test_paths_may_be_strings(plan: Plan, checkpoint: Path, tmp_path: Path) -> None:
+    Engine.from_plan(plan, checkpoint=str(checkpoint)).close()
+    nowhere = str(tmp_path / "none")
+    with pytest.raises(CheckpointError, match="none"):
+        Engine.from_plan(plan, store=nowhere)
+    with pytest.raises(DocumentError, match="no such folder"):
+        Engine.from_plan(plan, profile=nowhere)
+
+
 def test_refuses_overflow(plan: Plan) -> None:
     with open_weights(Path(plan.locations.checkpoint)) as source:
         # with keys and values on the device, or below it

@@ -44,7 +44,14 @@ from planner.documents import (
     Workload,
 )
 from planner.memory import slot_bytes
-from solvers.errors import BudgetError, DocumentError, OptionError, RunError, UnsupportedError
+from solvers.errors import (
+    BudgetError,
+    CheckpointError,
+    DocumentError,
+    OptionError,
+    RunError,
+    UnsupportedError,
+)
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pycode-moe"
 NEW_TOKENS = 6
@@ -388,6 +395,13 @@ def test_what_does_not_fit_is_refused(checkpoint_of: Callable[..., Path]) -> Non
     ):
         with pytest.raises(OptionError, match=words):
             engine.generate(prompts, tokens, batch_size=batch)
+
+
+def test_paths_may_be_strings() -> None:
+    placement = placed(model_of(EXAMPLE), 2)
+    assert ParallelEngine(str(EXAMPLE), placement).model == model_of(EXAMPLE)
+    with pytest.raises(CheckpointError, match="no-store"):
+        ParallelEngine(str(EXAMPLE), placement, store=str(EXAMPLE / "no-store"))
 
 
 def test_what_only_all_ranks_together_are_too_large_for(monkeypatch: pytest.MonkeyPatch) -> None:
