@@ -117,6 +117,8 @@ def _group(plan: Plan, found: Explanation) -> str:
 
 
 def _neighbour(plan: Plan, point: GroupPoint) -> str:
+    from planner.explain import asked_of
+
     size = f"Groups of {point.sequences} ({point.n_batches} x {point.batch_size})"
     if not point.fits:
         budget = plan.memory["device"].capacity_bytes
@@ -128,7 +130,7 @@ def _neighbour(plan: Plan, point: GroupPoint) -> str:
         return f"{size} would fit."
     change = point.objective / plan.objective - 1
     way = "more" if change >= 0 else "less"
-    solver = "cpsat" if plan.asked is None else plan.asked.solver
+    solver = asked_of(plan).solver
     found = "the best that a short search finds" if searches(solver) else f"there {solver}"
     return (
         f"{size}: {found} takes "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 from fastapi import Query
@@ -39,6 +40,8 @@ Chosen = Annotated[str | None, Query(pattern=r"^[0-9a-f]{64}$")]
 """A document that a link has chosen."""
 _SHOWN = 200
 """Documents to choose from; of more, the newest."""
+_extra = partial(Field, optional=True, more=True)
+"""A field that is shown when more is asked for, and may be left empty."""
 
 
 def _named(values: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
@@ -67,55 +70,43 @@ def _search_fields(service: Service, *between: Field) -> list[Field]:
         Field("prompt_tokens", "Prompt tokens", whole, ("64",), place=(*work, "prompt_tokens")),
         Field("new_tokens", "New tokens", whole, ("16",), place=(*work, "new_tokens")),
         *between,
-        Field(
+        _extra(
             "attention_window",
             "Attention window",
             whole,
-            optional=True,
-            more=True,
             help="Last tokens that one attends to: less memory, other outputs. All, unless given.",
             place=(*work, "attention_window"),
         ),
-        Field(
+        _extra(
             "attention_sinks",
             "Attention sinks",
             whole,
-            optional=True,
-            more=True,
             help="First tokens of a sequence that are seen, too. It goes with the window.",
             place=(*work, "attention_sinks"),
         ),
-        Field(
+        _extra(
             "kv",
             "Keys and values",
             choices=(("device", "on the device"), ("below", "below it, of layers that stream")),
-            optional=True,
-            more=True,
             help="Where they lie: what is better, unless chosen.",
         ),
-        Field(
+        _extra(
             "predictors",
             "Predictors",
             yes,
             choices=(("yes", "where they find more than the lists of prefetches"),),
-            optional=True,
-            more=True,
             help="What layers copy ahead follows the lists alone, unless chosen.",
         ),
-        Field(
+        _extra(
             "then",
             "Second objective",
             choices=_named(OBJECTIVES),
-            optional=True,
-            more=True,
             help="The best by it among plans that are nearly the best by the first.",
         ),
-        Field(
+        _extra(
             "tolerance",
             "Tolerance",
             percent,
-            optional=True,
-            more=True,
             help="What of the first objective the second may cost: 1% unless given.",
         ),
         *_of_search("solver", 10),
@@ -126,8 +117,8 @@ def _of_search(what: str, seconds: int) -> tuple[Field, Field]:
     """How long, and from which seed."""
     help = f"Seconds for a {what} that searches: {seconds} unless given."
     return (
-        Field("time_limit_seconds", "Time limit", number, optional=True, more=True, help=help),
-        Field("seed", "Seed", whole, ("0",), optional=True, more=True),
+        _extra("time_limit_seconds", "Time limit", number, help=help),
+        _extra("seed", "Seed", whole, ("0",)),
     )
 
 
@@ -169,31 +160,25 @@ def placement_fields(service: Service) -> list[Field]:
             ("0",),
             help="Copies that a layer may have beyond one of each expert.",
         ),
-        Field(
+        _extra(
             "memory_bytes",
             "Memory",
             size,
-            optional=True,
-            more=True,
             help="For experts, on each device; it goes with the model.",
         ),
-        Field(
+        _extra(
             "model",
             "Model",
             choices=_kept(service, "model"),
-            optional=True,
-            more=True,
             help="How large its experts are.",
         ),
-        Field(
+        _extra(
             "intra_bandwidth",
             "Bandwidth within a node",
             bandwidth,
-            optional=True,
-            more=True,
             help="As in 300GB/s; it goes with the bandwidth between nodes.",
         ),
-        Field("inter_bandwidth", "Bandwidth between nodes", bandwidth, optional=True, more=True),
+        _extra("inter_bandwidth", "Bandwidth between nodes", bandwidth),
         Field("batch", "Batch", whole, ("1",), more=True, help="Sequences in a step."),
         Field("scenarios", "Scenarios", whole, ("512",), more=True),
         *_of_search("method", 30),
