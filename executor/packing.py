@@ -111,8 +111,9 @@ def pack(
         notes: tuple[str, ...] = ()
         begun = _begun(store)
         if compress == "auto" and begun is not None:
-            notes = (f"goes on as it was begun: {'compressed' if begun else 'not compressed'}",)
-            compress = "exact" if begun else "none"
+            compress = begun
+            how = "not compressed" if begun == "none" else "compressed"
+            notes = (f"goes on as it was begun: {how}",)
         elif compress == "auto":
             pays, why = worth_compressing(source, layouts)
             notes, compress = (why,), "exact" if pays else "none"
@@ -138,13 +139,17 @@ def _groups(how: QuantizedExperts) -> str:
     return "groups by its rule" if how.group is None else f"groups of {how.group}"
 
 
-def _begun(store: Path) -> bool | None:
-    """Whether a half-packed store is one of compressed units; None where nothing was begun."""
+def _begun(store: Path) -> Compress | None:
+    """How a half-packed store is compressed; None where nothing was begun."""
     if not exists(store / JOURNAL_FILE):
         return None
     with open(store / JOURNAL_FILE, "rb") as journal:
         line = journal.readline()
-    return b'"compression"' in line if line.endswith(b"\n") else None
+    if not line.endswith(b"\n"):
+        return None
+    if b'"compression"' not in line:
+        return "none"
+    return "both" if b'"both"' in line else "exact"
 
 
 def _compression(source: Checkpoint, both: bool) -> Compression:

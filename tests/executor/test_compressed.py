@@ -209,6 +209,20 @@ def test_killed_pack_goes_on(bulk: tuple[Path, Path, Path], tmp_path: Path, help
         assert (store / name).read_bytes() == (exact / name).read_bytes()
 
 
+def test_killed_pack_of_both_goes_on(
+    bulk: tuple[Path, Path, Path], tmp_path: Path, helpers: Any
+) -> None:
+    checkpoint, _, exact = bulk
+    helpers.crash_pack(checkpoint, tmp_path, 7, "both")
+    with pytest.raises(StaleError, match="other compression"):
+        pack(checkpoint, tmp_path, compress="exact")
+    summary = pack(checkpoint, tmp_path, compress="auto")
+    assert summary.reused_units > 0
+    assert summary.both
+    units = index_of(exact).units
+    assert index_of(tmp_path).units[: len(units)] == units
+
+
 def test_finished_stores_stay_what_they_are(bulk: tuple[Path, Path, Path]) -> None:
     checkpoint, plain, exact = bulk
     with pytest.raises(CheckpointError, match="finished store with compression; name a new"):
