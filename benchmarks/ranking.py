@@ -230,7 +230,7 @@ def main(argv: list[str] | None = None) -> int:
                     cell = ranked(bench, memory_bytes, workload, options.solvers)
                 cells.append(cell)
                 tau = cell["tau_told_apart"]
-                said = "no two rates differ" if tau is None else f"tau {tau:.2f}"
+                said = "no two can be told apart" if tau is None else f"tau {tau:.2f}"
                 said += f" over {cell['pairs_told_apart']} of {cell['pairs']} pairs"
                 print(f"{cell['checkpoint']}, {requests} requests: {said}", flush=True)
                 write_result(options.out, {"about": record.about(), "cells": cells})
