@@ -51,10 +51,10 @@ def check_placement_plan(
         check_fits(placement, profile.model)
     except InputError as error:
         return [*stated, Violation("model", "layers", str(error))]
-    found = stated + check_offload(placement, profile.model)
+    found, made_from = stated + check_offload(placement, profile.model), inputs_of(profile)
     for name in ("model", "hardware", "costs", "routing", "checkpoint", "store"):
         field = f"{name}_fingerprint" if name in ("checkpoint", "store") else name
-        if getattr(offload.inputs, field) != getattr(inputs_of(profile), field):
+        if getattr(offload.inputs, field) != getattr(made_from, field):
             message = f"made from another {name} than the profile's"
             found.append(Violation(f"stale_{name}", f"offload.inputs.{field}", message))
     return found or _check_predictions(placement, offload, profile)
