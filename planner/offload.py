@@ -20,9 +20,8 @@ from planner.documents import (
     Slowdown,
     Workload,
 )
-from planner.encode import Encoding
+from planner.encode import Encoding, Factors
 from planner.entries import BASELINES, Entry, run_solver
-from planner.memory import slot_bytes
 from planner.offload_problem import DeviceCandidate, DeviceGroup
 from planner.profiles import Profile
 from planner.scenarios import Sequences, split_sequences
@@ -173,9 +172,8 @@ def offload_group(
 
 def _check_memory(group: DeviceGroup, memory_bytes: int) -> None:
     encoding = group.encoding
-    slot = slot_bytes(encoding.profile.model, encoding.tiling[0], encoding.dtype_bytes)
-    whole = encoding.stages(DeviceCandidate(group, 0).factors)
-    least = [smallest_capacity(own.stages(whole), slot) for own in group.own]
+    whole = encoding.stages(Factors())
+    least = [smallest_capacity(own.stages(whole), encoding.slot_bytes) for own in group.own]
     if memory_bytes < max(least):
         raise BudgetError(
             f"{memory_bytes:,} bytes for experts on each device are too few: the smallest memory "
