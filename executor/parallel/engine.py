@@ -26,7 +26,7 @@ from executor.parallel.report import ParallelRun, RankReport, Rebalance
 from executor.prompts import check_tokens
 from executor.source import open_weights
 from executor.tokenizer import end_tokens
-from planner.balance_simulator import Links, check_fits, links_of
+from planner.balance_simulator import Links, check_fits, copies_of, links_of
 from planner.documents import Curve, ExpertPlacement, document_hash
 from planner.memory import held_expert_bytes
 from solvers.errors import BudgetError, OptionError, UnsupportedError
@@ -123,11 +123,7 @@ class ParallelEngine(Closing):
         self._group: RankGroup | Leader | None = group
 
     def _slots(self, memory_bytes: int | None) -> list[int]:
-        own = [0] * self.placement.devices
-        for layer in self.placement.layers:
-            for devices in layer.devices:
-                for device in devices:
-                    own[device] += 1
+        own: list[int] = (copies_of(self.placement) > 0).sum(axis=(0, 1)).tolist()
         if memory_bytes is not None:
             size = max(map(held_expert_bytes, self.model.layers))
             if memory_bytes < size:
