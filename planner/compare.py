@@ -208,6 +208,9 @@ def _bounds(
     """
     if plan.bound is None or plan.bound_class == "physical":
         return None, None
+    if any(layer.predictor != "plan" for layer in plan.policy.layers):
+        # the class ``plan`` prefetches by nothing that earlier layers chose
+        return None, plan.bound if plan.bound_class == "clairvoyant" else None
     candidate = candidate_of(plan, profile)
     encoding = candidate.encoding
     shape = encoding.n_batches, encoding.batch_size, encoding.chunk_bytes
@@ -218,7 +221,4 @@ def _bounds(
             for bound in candidate.both_bounds()
         )
         proven[key] = own, known
-    if any(layer.predictor != "plan" for layer in plan.policy.layers):
-        # the class ``plan`` prefetches by nothing that earlier layers chose
-        return None, proven[key][1]
     return proven[key]
