@@ -6,8 +6,7 @@ profile's curves and are rounded up; memory is what ``planner.memory`` says, to 
 While computing and copying overlap they slow each other down. With c the share of copying that
 lies beside computation and d the share of computation that lies beside copying, copies take
 ``1 + c (copy_slowdown - 1)`` as long as alone, and computation ``1 + d (compute_slowdown - 1)``:
-see ``Factors``. A paced link takes at
-least bytes over its pace.
+see ``Factors``. A paced link takes at least bytes over its pace.
 """
 
 from __future__ import annotations
