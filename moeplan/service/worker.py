@@ -79,6 +79,9 @@ class Worker:
         self._owner = f"{socket.gethostname()[:30]}:{os.getpid()}"
         self._current: Job | None = None
         self._told: dict[str, Any] | None = None
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        """Held while the store hears of a job: else the end of one could look like a lost lease."""
 
     def watch(self) -> None:
         """In a thread: when stdin ends, give the job back and end."""
@@ -112,14 +115,14 @@ class Worker:
 
     def _do(self, job: Job) -> None:
         self._told, self._current = None, job
-        over = threading.Event()
-        heart = threading.Thread(target=self._beat, args=(job, over), daemon=True)
+        self._over.clear()
+        heart = threading.Thread(target=self._beat, args=(job,), daemon=True)
         heart.start()
         try:
             self._solve(job)
         finally:
             self._current = None
-            over.set()
+            self._over.set()
             heart.join()
 
     def _solve(self, job: Job) -> None:
@@ -130,26 +133,33 @@ class Worker:
         except StoreError:
             raise  # no fault of the job: its lease ends, and somebody else takes it up
         except MoeplanError as error:
-            self._store.jobs.fail(job, problem_of(error))
+            self._fail(job, problem_of(error))
         except MemoryError:
             size = f"{self._settings.memory_bytes >> 20} MiB"
             detail = f"the job needs more memory than a worker has ({size}): ask for less"
-            self._store.jobs.fail(job, problem(422, "memory", "Too large", detail))
+            self._fail(job, problem(422, "memory", "Too large", detail))
         except Exception as error:  # noqa: BLE001 - a bug fails its job, told in the log, not the worker
             _log.exception("job %s (%s)", job.id, job.kind)
             detail = (
                 f"a bug in moeplan ended the job: {type(error).__name__}; the server's log tells"
             )
-            self._store.jobs.fail(job, problem(500, "internal", "Internal error", detail))
+            self._fail(job, problem(500, "internal", "Internal error", detail))
         else:
             self._keep(job, entries, result)
+
+    def _fail(self, job: Job, told: dict[str, Any]) -> None:
+        with self._lock:
+            self._store.jobs.fail(job, told)
+            self._over.set()
 
     def _keep(self, job: Job, entries: Sequence[Entry], result: str) -> None:
         """End a job with what was made; where the store's disk is full, wait for room with it."""
         while True:
             try:
-                if not self._store.jobs.finish(job, entries, result):
-                    self._store.jobs.confirm_cancel(job)
+                with self._lock:
+                    if not self._store.jobs.finish(job, entries, result):
+                        self._store.jobs.confirm_cancel(job)
+                    self._over.set()
                 return
             except StoreFullError as error:
                 _log.warning("what job %s made waits for room: %s", job.id, error)
@@ -158,26 +168,29 @@ class Worker:
     def _tell(self, progress: dict[str, Any]) -> None:
         self._told = progress
 
-    def _beat(self, job: Job, over: threading.Event) -> None:
-        """Renew the lease until ``over``; end the process where the job is no longer wanted."""
+    def _beat(self, job: Job) -> None:
+        """Renew the lease until the job is over; end the process where it is no longer wanted."""
         lease = self._settings.lease_seconds
         every = min(lease / 4, 1.0)
         due = time.monotonic() + every
-        while not over.wait(min(_TICK_SECONDS, every)):
+        while not self._over.wait(min(_TICK_SECONDS, every)):
             told, self._told = self._told, None
             if told is None and time.monotonic() < due:
                 continue
             due = time.monotonic() + every
-            try:
-                beat = self._store.jobs.beat(job, lease_seconds=lease, progress=told)
-                if beat is Beat.GO_ON or over.is_set():
+            with self._lock:
+                if self._over.is_set():
+                    return
+                try:
+                    beat = self._store.jobs.beat(job, lease_seconds=lease, progress=told)
+                    if beat is Beat.GO_ON:
+                        continue
+                    if beat is Beat.CANCEL:
+                        self._store.jobs.confirm_cancel(job)
+                except StoreError as error:
+                    _log.warning("the lease of job %s was not renewed: %s", job.id, error)
                     continue
-                if beat is Beat.CANCEL:
-                    self._store.jobs.confirm_cancel(job)
-            except StoreError as error:
-                _log.warning("the lease of job %s was not renewed: %s", job.id, error)
-                continue
-            _end()
+                _end()
 
 
 def _end() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,3 +109,30 @@ def test_a_job_that_was_cancelled_meanwhile_keeps_nothing(
     store = Store(f"sqlite:///{tmp_path}/moeplan.db")
     assert list(store.documents.listed("comparison", limit=9)) == []
     store.close()
+
+
+@pytest.mark.parametrize("ending", ["finish", "fail"])
+def test_a_job_that_has_just_ended_is_no_lost_lease(
+    work: Callable[[Carry], Job], monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    from moeplan.service.store.jobs import Jobs
+
+    ended: list[int] = []
+    end = getattr(Jobs, ending)
+
+    def slowly(*arguments: Any) -> Any:
+        answer = end(*arguments)
+        time.sleep(0.1)  # the store knows that it is over, and this process does not yet
+        return answer
+
+    def told(store: Store, job: Job, tell: Any) -> tuple[list[Entry], str]:
+        tell({"stage": "nearly"})
+        if ending == "fail":
+            raise OptionError("cannot work")
+        return made(store, job, tell)
+
+    monkeypatch.setattr(Jobs, ending, slowly)
+    monkeypatch.setattr(module, "_TICK_SECONDS", 0.01)
+    monkeypatch.setattr(module, "_end", lambda: ended.append(1))
+    assert work(told).state == ("done" if ending == "finish" else "failed")
+    assert ended == []
