@@ -29,6 +29,8 @@ __all__ = ["check_out", "write_folder", "write_refined", "write_routing"]
 
 _INDEX = "profile.json"
 _STAGED = ".new"
+_DECIDING = (_INDEX, "routing.json")
+"""Documents that hold hashes of other files."""
 _FILES = frozenset(
     (_INDEX, "hardware.json", "model.json", "costs.json", "routing.json", "routing.npz", _STAGED)
 )
@@ -147,11 +149,12 @@ def _write_trace(folder: Path, model: ModelSpec, arrays: TraceArrays) -> Routing
 
 @contextmanager
 def _staged(out: Path) -> Iterator[Path]:
-    """A folder inside ``out`` whose files move to ``out`` at the end, documents after arrays and
-    the index last.
+    """A folder inside ``out`` whose files move to ``out`` at the end.
 
-    What fails halfway leaves an older profile as it was. Two commands take turns, and what a killed
-    one left is cleared by the next.
+    What fails before leaves an older profile as it was. While files move, the documents that decide
+    what belongs together (the index, the trace of the arrays) are not there: they go first and come
+    last, so that a command killed in between leaves a folder that is refused, never old files among
+    new ones. Two commands take turns, and what a killed one left is cleared by the next.
     """
     with writing(out, OptionError):
         fresh = not exists(out)
@@ -164,10 +167,13 @@ def _staged(out: Path) -> Iterator[Path]:
             staged.mkdir()
             try:
                 yield staged
-                for path in sorted(
-                    staged.iterdir(), key=lambda path: (path.name == _INDEX, path.suffix == ".json")
-                ):
-                    path.replace(out / path.name)
+                deciding = [name for name in _DECIDING if (staged / name).exists()]
+                for name in deciding:
+                    (out / name).unlink(missing_ok=True)
+                os.fsync(lock)
+                names = sorted(path.name for path in staged.iterdir() if path.name not in deciding)
+                for name in (*names, *reversed(deciding)):
+                    (staged / name).replace(out / name)
                 os.fsync(lock)
             finally:
                 shutil.rmtree(staged, ignore_errors=True)

@@ -351,7 +351,7 @@ def _temporary(out: Path) -> Path:
     """A folder beside ``out``; those that killed processes left behind are removed."""
     prefix = f".{out.name}.synth-"
     for left in out.parent.glob(f"{prefix}*"):
-        number = left.name.removeprefix(prefix)
+        number = left.name.removeprefix(prefix).removesuffix("-old")
         if number.isdigit() and not Path(f"/proc/{number}").exists():
             shutil.rmtree(left, ignore_errors=True)
     folder = out.with_name(f"{prefix}{os.getpid()}")
