@@ -29,7 +29,9 @@ def corrected(
     """A curve that is nearer to what a run measured.
 
     Each point moves by a ratio of its own where events came near it; between those it is
-    interpolated in logarithms, beyond them it holds on.
+    interpolated in logarithms, beyond them it holds on. Where it would then decrease, neighbours
+    have the mean of their events, so that what all of those take together stays as it was: few
+    events of one size do not make the many of another cheaper.
 
     Parameters
     ----------
@@ -69,7 +71,7 @@ def corrected(
     places = np.log(curve.rows)
     ratios = np.exp(np.interp(places, places[known], logs)).tolist()
     moved = [duration * ratio for duration, ratio in zip(curve.duration_ns, ratios, strict=True)]
-    smooth = isotonic(moved, [1 / max(value, 1.0) ** 2 for value in moved])
+    smooth = isotonic(moved, [max(number, 1) for number in count])
     return replace(
         curve,
         duration_ns=tuple(round(value) for value in smooth),

@@ -162,10 +162,22 @@ def test_a_larger_size_becomes_a_point_where_that_is_wanted() -> None:
 
 def test_a_corrected_curve_does_not_decrease() -> None:
     new = corrected(curve((10, 1000), (20, 1100)), [(10, 1.0, 1.0)] * 3 + [(20, 1.0, 4.0)] * 3)
-    # as above: a sixth and two thirds of a quarter, in logarithms, pooled by relative squares
+    # as above: a sixth and two thirds of a quarter, in logarithms; three events of each
     first, second = 1000 * 0.25 ** (1 / 6), 1100 * 0.25 ** (2 / 3)
-    both = (1 / first + 1 / second) / (1 / first**2 + 1 / second**2)
-    assert new.duration_ns == (round(both),) * 2
+    assert new.duration_ns == (round((first + second) / 2),) * 2
+
+
+def test_few_events_of_one_size_do_not_make_many_of_another_cheaper() -> None:
+    old = curve((1, 1000), (2, 1000), (4, 1000))
+    # 897 experts of one row took twice as long, 3 of four rows half as long: 900 events, of which
+    # the kind's ratio is 2 ** (894 / 900), believed by 900 / 903; by far most are of one row
+    new = corrected(old, [(1, 2000.0, 1000.0)] * 897 + [(4, 500.0, 1000.0)] * 3)
+    kind = 894 / 903
+    first, last = 1000 * 2 ** (kind + 897 / 900 * (1 - kind)), 1000 * 2 ** (kind + (-1 - kind) / 2)
+    # two rows lie midway, and no event was near them: they weigh as one
+    middle = math.sqrt(first * last)
+    assert new.duration_ns == (round((897 * first + middle + 3 * last) / 901),) * 3
+    assert new(1) == pytest.approx(2000, rel=0.01)
 
 
 def test_only_passes_of_one_kind_count() -> None:
