@@ -2,16 +2,22 @@
 
     python benchmarks/prediction.py                # the whole grid, with throttled disks: root only
     python benchmarks/prediction.py --raw          # the same on the disk as it is
-    python benchmarks/prediction.py CHECKPOINT ... --memory 0.45 1.1 --requests 1 8 64
+    python benchmarks/prediction.py CHECKPOINT ... --memory 0.45 1.1 --requests 1 8 64 --seconds 20
 
 Each checkpoint is packed and profiled once for each disk speed, before all of its runs. Each cell
 is planned and then run several times, each time with a fresh engine; the median counts, no cell is
-left out. Budgets are fractions of the checkpoint's weights. Keys and values stay on the device:
-what writing them back takes was never measured. The machine's drift (a fixed
-operation's time now over its time while profiling) and load stand beside each cell and correct
-nothing, but with ``--raw``: there copies are timed just before and after each run as well, and the
-run is held against the plan's prediction for a machine of that drift. Nothing of the run itself
-is used. Errors are measured against predicted: (measured - predicted) / predicted.
+left out. A run is the workload again and again, until that takes as long as was asked for: about
+20 s for the example, whose passes of 30 ms follow each second of the machine, and 7 s for the bulk
+checkpoints, whose rate the disk holds, so that the grid stays below half an hour. The plan, its
+groups and its contexts are those of one workload; more requests or tokens at once would be another
+plan. The rate is all new tokens over all time, times of kinds are means.
+
+Budgets are fractions of the checkpoint's weights. Keys and values stay on the device: what writing
+them back takes was never measured. The machine's drift (a fixed operation's time now over its time
+while profiling) and load stand beside each cell and correct nothing, but with ``--raw``: there
+copies are timed just before and after each run as well, and the run is held against the plan's
+prediction for a machine of that drift. Nothing of the run itself is used. Errors are measured
+against predicted: (measured - predicted) / predicted.
 
 With ``--work`` checkpoints and profiles stay, and what ``--out`` has of the same profile is not run
 again: a grid that was stopped goes on where it was.
@@ -51,7 +57,7 @@ from executor.tokenizer import load_tokenizer
 from planner.documents import Plan, Range, Trace, Workload, document_hash
 from planner.profiles import Profile, load_profile
 from planner.solve import make_plan
-from profiler import Verification, bundled_prompts, profile_checkpoint, verify
+from profiler import bundled_prompts, profile_checkpoint, verify
 from profiler.drift import Drift, link_ratio, predicted_now
 from profiler.measure import Effort
 from solvers.errors import BudgetError, MoeplanError
@@ -65,6 +71,7 @@ class Job(NamedTuple):
     requests: tuple[int, ...]
     prompt_tokens: int
     new_tokens: int
+    seconds: float = 0.0
 
 
 THROTTLES = (400_000_000, 800_000_000)
@@ -74,10 +81,10 @@ THROTTLES = (400_000_000, 800_000_000)
 def grid(work: Path) -> list[Job]:
     """The trained example, and two checkpoints of random weights, made where they are missing.
 
-    All runs take five seconds or more: the example, whose passes take 30 ms, makes more of them.
-    Runs of one second differed by half, with how the machine did in that second.
+    Runs of the example of one second differed by half, with how the machine did in that second,
+    and those of five to ten seconds by 20 to 40%.
     """
-    jobs = [Job(ROOT / "examples" / "pycode-moe", (0.45, 0.7), (4, 16), 32, 160)]
+    jobs = [Job(ROOT / "examples" / "pycode-moe", (0.45, 0.7), (4, 16), 32, 160, 20.0)]
     bulk = (
         ("mixtral", ROOT / "examples" / "configs" / "bulk-mixtral.json", 5),
         ("olmoe", ROOT / "benchmarks" / "configs" / "bulk-olmoe.json", 4),
@@ -86,7 +93,7 @@ def grid(work: Path) -> list[Job]:
         folder = work / name
         if not (folder / "config.json").exists():
             write_synthetic(config, folder, layers=layers)
-        jobs.append(Job(folder, (0.4, 0.7), (8, 48), 32, 8))
+        jobs.append(Job(folder, (0.4, 0.7), (8, 48), 32, 8, 7.0))
     return jobs
 
 
@@ -116,17 +123,14 @@ def run_prompts(profile: Profile, workload: Workload) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a cell's plan, and what it is held against."""
+    """One run of a cell's plan, and what it is held against; ``measured`` in tokens/s, ``kinds`` in
+    ns of one workload, of which the run had some."""
 
-    verification: Verification
+    measured: float
     predicted: Range
     kinds: dict[str, tuple[int, int]]
+    drift: float
     copy_drift: float | None
-
-    @property
-    def measured(self) -> float:
-        """Tokens/s."""
-        return self.verification.tokens_per_second.measured
 
     @property
     def ratio(self) -> float:
@@ -143,7 +147,8 @@ class Run:
 class Bench:
     """How cells are run: a profile, and what it was made under.
 
-    ``corrected``: whether a run is held against the prediction for the machine's drift.
+    ``corrected``: whether a run is held against the prediction for the machine's drift;
+    ``seconds``: how long a run lasts, about, if one workload takes less.
     """
 
     profile: Profile
@@ -151,6 +156,7 @@ class Bench:
     paced_bytes_per_second: int | None
     throttle: int | None
     corrected: bool = False
+    seconds: float = 0.0
 
     def key(self, memory_bytes: int, workload: Workload) -> tuple[object, ...]:
         """What tells one cell from another; see ``Cell.key``."""
@@ -163,12 +169,13 @@ class Bench:
             self.profile, workload, memory_bytes=memory_bytes, time_limit_seconds=5, kv="device"
         )
         prompts = run_prompts(self.profile, workload)
+        times = max(round(self.seconds * 1e9 / plan.predicted.totals.wall_ns), 1)
         found = []
         for _ in range(self.runs):
             copies = [self._copies(plan)]
-            trace = self.trace_of(plan, prompts)
+            traces = self._traces(plan, prompts, times)
             copies.append(self._copies(plan))
-            found.append(self._held(plan, trace, [one for one in copies if one is not None]))
+            found.append(self._held(plan, traces, [one for one in copies if one is not None]))
         middle = sorted(found, key=lambda one: one.ratio)[self.runs // 2]
         promised = plan.predicted.tokens_per_second
         now = middle.predicted
@@ -190,37 +197,56 @@ class Bench:
             measured=tuple(round(one.measured, 2) for one in found),
             error=middle.ratio - 1,
             inside=sum(one.inside for one in found),
-            drift=statistics.median(one.verification.drift or 1.0 for one in found),
+            drift=statistics.median(one.drift for one in found),
             load=os.getloadavg()[0],
             kinds=middle.kinds,
             copy_drift=statistics.median(copy_drifts) if copy_drifts else None,
             planned=promised.value if self.corrected else None,
+            times=times,
         )
 
     def trace_of(self, plan: Plan, prompts: list[list[int]]) -> Trace:
-        """One run, with a fresh engine."""
-        pace = self.paced_bytes_per_second
+        """One workload, with a fresh engine."""
+        (trace,) = self._traces(plan, prompts, 1)
+        return trace
+
+    def _traces(self, plan: Plan, prompts: list[list[int]], times: int) -> list[Trace]:
+        """The workload so many times, one after the other, with a fresh engine."""
+        pace, traces = self.paced_bytes_per_second, []
         with Engine.from_plan(plan, paced_bytes_per_second=pace) as engine:
-            engine.generate(prompts, plan.workload.new_tokens)
-            return engine.trace()
+            for _ in range(times):
+                engine.generate(prompts, plan.workload.new_tokens)
+                traces.append(engine.trace())
+        return traces
 
     def _copies(self, plan: Plan) -> float | None:
         return link_ratio(self.profile, plan.policy.chunk_bytes) if self.corrected else None
 
-    def _held(self, plan: Plan, trace: Trace, copies: list[float]) -> Run:
-        found = verify(plan, trace, costs=self.profile.costs)
-        predicted, kinds = plan.predicted, {one.name: one.predicted for one in found.kinds}
-        drift = statistics.fmean(copies) if copies else None
+    def _held(self, plan: Plan, traces: list[Trace], copies: list[float]) -> Run:
+        found = [verify(plan, trace, costs=self.profile.costs) for trace in traces]
+        names = {one.name for single in found for one in single.kinds}
+        predicted, totals = plan.predicted, plan.predicted.totals.duration_by_kind_ns
+        drift = statistics.median(one.drift or 1.0 for one in found)
+        copy_drift = statistics.fmean(copies) if copies else None
         if self.corrected:
-            now = Drift(found.drift or 1.0, 1.0 if drift is None else drift)
+            now = Drift(drift, 1.0 if copy_drift is None else copy_drift)
             predicted = predicted_now(plan, self.profile, now)
             totals = predicted.totals.duration_by_kind_ns
-            kinds = {name: totals.get(name, 0) for name in kinds}  # type: ignore[call-overload]
+        said = {str(kind): total for kind, total in totals.items()}
+        spent = [{one.name: one.measured for one in single.kinds} for single in found]
+        tokens = sum(trace.totals.new_tokens for trace in traces)
         return Run(
-            found,
+            tokens * 1e9 / sum(trace.totals.wall_ns for trace in traces),
             predicted.tokens_per_second,
-            {one.name: (kinds[one.name], one.measured) for one in found.kinds},
+            {
+                name: (
+                    said.get(name, 0),
+                    round(statistics.fmean(one.get(name, 0) for one in spent)),
+                )
+                for name in sorted(names)
+            },
             drift,
+            copy_drift,
         )
 
 
@@ -247,7 +273,8 @@ def bench_of(
         )
         print(f"# {job.checkpoint.name}: profiled in {time.monotonic() - begun:.0f} s", flush=True)
     profile = load_profile(out)
-    return Bench(profile, options.runs, options.disk_bandwidth, throttle, corrected), size
+    pace, runs = options.disk_bandwidth, options.runs
+    return Bench(profile, runs, pace, throttle, corrected, job.seconds), size
 
 
 def cells_of(
@@ -283,6 +310,9 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--new-tokens", type=int, default=16)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument(
+        "--seconds", type=float, help="how long a run lasts, about, by repeating its workload"
+    )
+    parser.add_argument(
         "--disk-bandwidth", type=int, help="bytes/s to hold the disk to, by waiting"
     )
     parser.add_argument("--throttle", nargs="+", type=int, help="bytes/s, by the kernel (root)")
@@ -295,6 +325,8 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.runs < 1:
         parser.error("--runs: give 1 or more")
+    if options.seconds is not None and not 0 <= options.seconds < 3600:
+        parser.error("--seconds: give 0 (one workload a run) to 3600")
     if options.raw and (options.throttle or options.disk_bandwidth):
         parser.error("--raw: is the disk as it is; leave out --throttle and --disk-bandwidth")
     if not options.checkpoints:
@@ -340,6 +372,8 @@ def main(argv: list[str] | None = None) -> int:
             for checkpoint in options.checkpoints
         ]
         for job in jobs or grid(work):
+            if options.seconds is not None:
+                job = job._replace(seconds=options.seconds)
             for throttle in options.throttle or [None]:
                 folder = work / f"{job.checkpoint.name}-run"
                 folder.mkdir(exist_ok=True)

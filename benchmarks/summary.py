@@ -25,7 +25,8 @@ class Cell:
     interval. ``kinds`` holds predicted and measured ns of that run; ``load`` is the machine's, a
     minute's mean. ``drift`` is that of a fixed product, ``copy_drift`` of copies, both medians.
     Where ``planned`` (the plan's own prediction) is, ``predicted``, the interval and the error are
-    corrected by the drift: each run by its own, those of the median run are shown.
+    corrected by the drift: each run by its own, those of the median run are shown. ``times``: how
+    often a run has the workload, one after the other; ``kinds`` are of one.
     """
 
     checkpoint: str
@@ -49,6 +50,7 @@ class Cell:
     kinds: dict[str, tuple[int, int]]
     copy_drift: float | None = None
     planned: float | None = None
+    times: int = 1
 
     @classmethod
     def of(cls, value: dict[str, Any]) -> Cell:

@@ -216,6 +216,33 @@ def test_runs_on_the_raw_disk_are_held_against_what_the_drift_says(
     )
 
 
+def test_a_run_is_its_workload_again_and_again(
+    benchmark_module: ModuleType, first: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, words = first
+    out = folder / "longer.json"
+    module: Any = benchmark_module
+    seen: list[Any] = []
+    real = module.Bench._traces
+
+    def kept(self: Any, *asked: Any) -> Any:
+        seen.append(real(self, *asked))
+        return seen[-1]
+
+    monkeypatch.setattr(module.Bench, "_traces", kept)
+    # 2 requests of 3 tokens at the predicted rate, three times
+    (before,) = json.loads((folder / "result.json").read_text())["cells"]
+    seconds = str(3 * 6 / before["predicted"])
+    assert module.main([*words, "--requests", "2", "--seconds", seconds, "--out", str(out)]) == 0
+    (cell,), (traces,) = json.loads(out.read_text())["cells"], seen
+    assert before["times"] == 1
+    assert cell["times"] == len(traces) == 3
+    wall = sum(trace.totals.wall_ns for trace in traces)
+    assert cell["measured"] == [round(3 * 6 * 1e9 / wall, 2)]
+    spent = sum(trace.totals.duration_by_kind_ns["expert"] for trace in traces)
+    assert cell["kinds"]["expert"][1] == round(spent / 3)
+
+
 @pytest.mark.parametrize("other", [["--throttle", "1"], ["--disk-bandwidth", "1"]])
 def test_the_raw_disk_is_held_to_nothing(
     benchmark_module: ModuleType, other: list[str], capsys: pytest.CaptureFixture[str]
