@@ -21,6 +21,9 @@ __all__ = ["ChunkClock"]
 Int64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
+_FAR = 1 << 40
+"""Stages on, where no start unit streams."""
+
 
 class ChunkClock:
     """Measures sets of residents.
@@ -37,15 +40,19 @@ class ChunkClock:
         self._problem = problem
         self._slots, self._start_slots = slots, start_slots
         starts = [stage.start for stage in problem.stages]
+        # of each stage's start unit: chunks, how long one takes, how much longer the last one
         self._chunks = np.array([one.chunks if one else 0 for one in starts], dtype=np.int64)
         self._chunk = np.array([one.chunk_ns if one else 0 for one in starts], dtype=np.int64)
-        self._last = np.array([one.last_ns if one else 0 for one in starts], dtype=np.int64)
+        self._more = np.array([one.last_ns if one else 0 for one in starts]) - self._chunk
         self._here = self._end = 0
         # of each set: when the channel chooses next, free start slots, chunks left of the unit
-        # that it copies, the unit's stage (counted through the run), when the last one came
+        # that it copies, the unit's stage (counted through the run, and in its pass), when the
+        # last one came
         self._now: Int64 = np.zeros(0, dtype=np.int64)
-        self._free = self._left = self._cursor = self._came = self._columns = self._now
-        self._after: Int64 = np.zeros((0, 0), dtype=np.int64)
+        self._free = self._left = self._cursor = self._stage = self._came = self._now
+        self._columns = self._now
+        # [stages, sets]: how many stages on the next start unit is that streams
+        self._beyond: Int64 = np.zeros((0, 0), dtype=np.int64)
 
     def measure(self, base: Sets, moves: list[Move]) -> Int64:
         """The objective (ns) of ``base`` after each of the moves."""
@@ -70,6 +77,9 @@ class ChunkClock:
         scenarios, stages = self._problem.scenarios, len(self._problem.stages)
         copy, order = self._problem.copy_ns.tolist(), scenarios.order
         longer = scenarios.start_lead_ns
+        # items that some of the sets, and that all of them copy
+        some = np.any(gone, axis=2)
+        every = np.all(gone, axis=2)
         count = streams.shape[1]
         self._begin(streams, len(run) * stages)
         now = np.zeros(count, dtype=np.int64)
@@ -86,10 +96,15 @@ class ChunkClock:
                 self._advance(now)
                 self._free = self._free + streams[stage]
                 self._now = np.maximum(self._now, now)
-                rows = [
-                    (gone[stage, item], copy[stage][item], work)
-                    for item, work in order[index][stage]
-                ]
+                rows: list[tuple[Bools | None, Int64 | int, int]] = []
+                for item, work in order[index][stage]:
+                    if not some[stage, item]:
+                        now = now + work
+                    elif every[stage, item]:
+                        rows.append((None, copy[stage][item], work))
+                    else:
+                        own = gone[stage, item]
+                        rows.append((own, copy[stage][item] * own, work))
                 now = self._work(now, rows)
                 now = now + int(scenarios.epilogue_ns[index, stage])
                 self._advance(now)
@@ -107,11 +122,12 @@ class ChunkClock:
         self._left = np.zeros(count, dtype=np.int64)
         self._columns = np.arange(count)
         # how many stages on the next start unit is that streams, from each stage; far if none
-        after = np.full((2 * stages + 1, count), 2 * stages + 2, dtype=np.int64)
+        after = np.full((2 * stages + 1, count), _FAR, dtype=np.int64)
         for stage in reversed(range(2 * stages)):
             after[stage] = np.where(streams[stage % stages], 0, after[stage + 1] + 1)
-        self._after = after[:stages]
-        self._cursor = self._after[0].copy()
+        self._beyond = after[1 : stages + 1] + 1
+        self._cursor = after[0]
+        self._stage = np.where(after[0] < stages, after[0], 0)
         self._came = np.zeros(count, dtype=np.int64)
 
     def _advance(self, limit: Int64) -> None:
@@ -119,23 +135,21 @@ class ChunkClock:
         self._step_while(self._now < limit, limit)
 
     def _step_while(self, may: Bools, limit: Int64 | None) -> None:
-        last = min(self._here + len(self._chunks), self._end)
-        while True:
+        last, count = min(self._here + len(self._chunks), self._end), len(self._columns)
+        while may.any():
             fresh = self._left == 0
             may = may & (~fresh | ((self._free > 0) & (self._cursor < last)))
-            if not may.any():
-                return
-            stage = self._cursor % len(self._chunks)
             begins = may & fresh
             self._free = self._free - begins
-            self._left = np.where(begins, self._chunks[stage], self._left) - may
+            self._left = np.where(begins, self._chunks[self._stage], self._left) - may
             ends = may & (self._left == 0)
-            took = np.where(ends, self._last[stage], self._chunk[stage])
-            self._now = self._now + took * may
+            self._now = self._now + may * self._chunk[self._stage]
             if ends.any():
+                self._now = self._now + ends * self._more[self._stage]
                 self._came = np.where(ends, self._now, self._came)
-                beyond = self._after[(stage + 1) % len(self._chunks), self._columns] + 1
-                self._cursor = np.where(ends, self._cursor + beyond, self._cursor)
+                beyond = ends * self._beyond.take(self._stage * count + self._columns)
+                self._cursor, at = self._cursor + beyond, self._stage + beyond
+                self._stage = np.where(at >= len(self._chunks), at - len(self._chunks), at)
             may = may & (self._cursor <= self._here if limit is None else self._now < limit)
 
     def _arrived(self, now: Int64, streams: Bools) -> Int64:
@@ -144,35 +158,36 @@ class ChunkClock:
         if missing.any():
             self._step_while(missing, None)
         # the last one that came may be that of a later stage
-        beyond = self._after[(self._here + 1) % len(self._chunks)] + 1
+        beyond = self._beyond[self._here % len(self._chunks)]
         own = streams & (self._cursor == self._here + beyond)
         return np.where(own, np.maximum(now, self._came), now)
 
-    def _work(self, now: Int64, rows: list[tuple[Bools, int, int]]) -> Int64:
-        """From when the demand is known to the last work's end; ``rows`` are whether an item is
-        copied, how long that and the work take, in the order of the queue."""
-        for copied, _, work in rows:
-            now = now + work * ~copied
-        scarce = len(rows) > self._slots
-        queued = np.zeros(len(now), dtype=np.int64)
-        # when the work on the n-th of each queue ended
-        ended = np.zeros((len(rows), len(now)) if scarce else (0, 0), dtype=np.int64)
-        for copied, copy, work in rows:
-            if scarce:
-                self._wait_for_slot(copied, queued, ended)
-            self._now = self._now + copy * copied
-            now = np.where(copied, np.maximum(now, self._now) + work, now)
-            if scarce:
-                ended[queued[copied], self._columns[copied]] = now[copied]
-                queued = queued + copied
-        return now
+    def _work(self, now: Int64, rows: list[tuple[Bools | None, Int64 | int, int]]) -> Int64:
+        """From when the demand is known to the last work's end, in the order of the queue.
 
-    def _wait_for_slot(self, copied: Bools, queued: Int64, ended: Int64) -> None:
-        """Where all slots are taken, the channel goes on with start units meanwhile."""
-        waits = copied & (queued >= self._slots)
-        if not waits.any():
-            return
-        free = ended[np.maximum(queued - self._slots, 0), self._columns]
-        limit = np.where(waits, free, self._now)
-        self._advance(limit)
-        self._now = np.maximum(self._now, limit)
+        ``rows`` are which sets copy an item (None: all do), how long that takes each of them, and
+        the work. The channel waits for a slot while as many as there are hold items whose work has
+        not ended, and goes on with start units meanwhile.
+        """
+        for copied, _, work in rows:
+            if copied is not None:
+                now = now + work * ~copied
+        # when the work on the last items of each queue ended, the last of all at the end
+        ended = [np.zeros(len(now), dtype=np.int64)] * (
+            self._slots if len(rows) > self._slots else 0
+        )
+        for copied, copy, work in rows:
+            if ended:
+                free = ended[0] if copied is None else ended[0] * copied
+                self._advance(free)
+                self._now = np.maximum(self._now, free)
+            self._now = self._now + copy
+            done = np.maximum(now, self._now) + work
+            now = done if copied is None else np.where(copied, done, now)
+            if ended:
+                shifted = [*ended[1:], now]
+                if copied is not None:
+                    pairs = zip(ended, shifted, strict=True)
+                    shifted = [np.where(copied, later, one) for one, later in pairs]
+                ended = shifted
+        return now

@@ -16,9 +16,11 @@ from solvers.replay import objective
 from solvers.sets import Search
 
 
-def small(rng: np.random.Generator) -> Problem:
-    """Up to four stages and three items; times so short that events often coincide."""
-    passes, stages, width = rng.integers(1, 5, 3).tolist()
+def small(rng: np.random.Generator, passes: int = 0) -> Problem:
+    """Up to four stages and items, as many passes or so many; times so short that events often
+    coincide."""
+    drawn, stages, width = rng.integers(1, 5, 3).tolist()
+    passes = passes or drawn
     shape = (passes, stages, width)
 
     def unit() -> Unit:
@@ -86,6 +88,17 @@ def test_equals_the_replay() -> None:
         found = ChunkClock(problem, slots, start_slots).measure(base, moves)
         wanted = [taken(problem, other, slots, start_slots) for other in others]
         assert found.tolist() == wanted, seed
+
+
+def test_no_start_unit_comes_where_none_streams() -> None:
+    # not even many passes later: once the clock took "far" for a stage that it reached in the end
+    for seed in range(20):
+        rng = np.random.default_rng([seed, 22])
+        problem = small(rng, passes=9)
+        starts = np.array([stage.start is not None for stage in problem.stages])
+        base = Sets(drawn(rng, problem).items, starts)
+        found = ChunkClock(problem, 2, 2).measure(base, [Move((), ())])
+        assert found.tolist() == [taken(problem, base, 2, 2)], seed
 
 
 def test_a_chunk_that_delays_moves_to_where_it_does_not(make: Any) -> None:
