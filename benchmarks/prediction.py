@@ -239,10 +239,7 @@ class Bench:
             tokens * 1e9 / sum(trace.totals.wall_ns for trace in traces),
             predicted.tokens_per_second,
             {
-                name: (
-                    said.get(name, 0),
-                    round(statistics.fmean(one.get(name, 0) for one in spent)),
-                )
+                name: (said.get(name, 0), sum(one.get(name, 0) for one in spent) // len(spent))
                 for name in sorted(names)
             },
             drift,

@@ -63,7 +63,8 @@ def _slowed(scenarios: Scenarios, by: float) -> Scenarios:
     """All that the compute channel or the host does takes ``by`` times as long."""
 
     def scaled(durations: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        return np.rint(durations * by).astype(np.int64)
+        longer: npt.NDArray[np.int64] = np.rint(durations * by).astype(np.int64)
+        return longer
 
     back, host = scenarios.start_lead_ns, scenarios.host_work_ns
     return replace(
