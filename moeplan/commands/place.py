@@ -43,7 +43,7 @@ def place(
         typer.Option(
             "--method",
             help="contiguous, greedy, anti-correlation, replicate, cpsat or milp; with commas "
-            "between: compare them (the first is written; replicas only where one makes them).",
+            "between: compare them (the best is written; replicas only where one makes them).",
         ),
     ] = "cpsat",
     replicas: Annotated[
@@ -164,8 +164,9 @@ def place(
                     seed=seed,
                 )
             )
+    best = min(placements, key=_judged)
     if out is not None:
-        write_document(placements[0], out)
+        write_document(best, out)
     reporter.show(_table(placements, cluster.devices))
     reporter.show(Text(f"Batches: {scenes.drawn}. An even load would be {1 / devices:.4f}."))
     for one in placements:
@@ -174,9 +175,11 @@ def place(
         elif one.method not in RULES:
             reporter.show(Text(f"{one.method} {_UNCHOSEN}"))
     if out is not None:
-        reporter.show(Text(f"{placements[0].method} is written to {out}"))
+        why = ", of these the best on the batches that judge" if len(placements) > 1 else ""
+        reporter.show(Text(f"{best.method} is written to {out}{why}"))
     summaries = [{**placement_summary(one), "hash": document_hash(one)} for one in placements]
-    reporter.result({**summaries[0], "methods": summaries, "out": out and str(out)})
+    chosen = summaries[placements.index(best)]
+    reporter.result({**chosen, "methods": summaries, "out": out and str(out)})
 
 
 def _expert_bytes(path: Path, experts: int) -> int:
@@ -185,6 +188,11 @@ def _expert_bytes(path: Path, experts: int) -> int:
     from planner.placement import largest_expert
 
     return largest_expert(read_model(path), experts, f"--model {path}")
+
+
+def _judged(placement: ExpertPlacement) -> float:
+    """What placements are compared by."""
+    return placement.held_out.average_max_load
 
 
 def _choice(placement: ExpertPlacement) -> str:
@@ -205,7 +213,7 @@ def _table(placements: list[ExpertPlacement], devices: int) -> Table:
     table.add_column("method")
     for heading in ("fullest device, mean", "worst", "over even", "fitted", "bound", "moved"):
         table.add_column(heading, justify="right")
-    best = min(one.held_out.average_max_load for one in placements)
+    best = min(map(_judged, placements))
     for one in placements:
         seen = one.held_out
         table.add_row(
@@ -216,6 +224,6 @@ def _table(placements: list[ExpertPlacement], devices: int) -> Table:
             f"{one.fitted.average_max_load:.4f}",
             f"{one.bound:.4f}",
             "–" if seen.traffic is None else f"{100 * seen.traffic:.0f}%",
-            style="bold" if seen.average_max_load == best else "",
+            style="bold" if _judged(one) == best else "",
         )
     return table

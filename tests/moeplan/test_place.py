@@ -10,7 +10,7 @@ import pytest
 
 from executor.parallel import ParallelEngine
 from moeplan import cli
-from planner.documents import ExpertPlacement, load_document
+from planner.documents import ExpertPlacement, document_hash, load_document
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pycode-moe"
 
@@ -46,6 +46,28 @@ def test_methods_beside_each_other(shares: Path, capsys: pytest.CaptureFixture[s
     assert "greedy" in shown
     assert "replicate" in shown
     assert "took" not in shown
+
+
+@pytest.mark.parametrize("method", ["contiguous,greedy", "greedy,contiguous"])
+def test_of_several_methods_the_best_is_written_in_whatever_order(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # the first two of four experts get all tokens: contiguous puts both on the first device,
+    # greedy each on its own
+    shares, out = tmp_path / "shares.npz", tmp_path / "placement.json"
+    np.savez(shares, a=np.tile([0.5, 0.5, 0.0, 0.0], (20, 2, 1)))
+    arguments = ["place", "--routing", str(shares), "--devices", "2", "--scenarios", "4"]
+    arguments += ["--method", method, "--out", str(out)]
+    assert cli.main(arguments) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"greedy is written to {out}, of these the best" in said
+    assert cli.main([*arguments, "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["method"] == "greedy"
+    assert [one["method"] for one in body["methods"]] == method.split(",")
+    written = load_document(ExpertPlacement, out)
+    assert written.method == "greedy"
+    assert document_hash(written) == body["hash"]
 
 
 def test_what_a_search_was_chosen_over_is_said(
