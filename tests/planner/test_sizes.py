@@ -13,12 +13,12 @@ from planner.sizes import typed_size
 @pytest.mark.parametrize(
     ("size_bytes", "text"),
     [
-        (1, "0.1KiB"),
-        (1024, "1.0KiB"),
-        (1025, "1.1KiB"),
-        (2_831_155, "2.7MiB"),  # 2.7 x 1,048,576 = 2,831,155.2
-        (2_831_156, "2.8MiB"),
-        (1 << 30, "1024.0MiB"),
+        (1, "0.1 KiB"),
+        (1024, "1.0 KiB"),
+        (1025, "1.1 KiB"),
+        (2_831_155, "2.7 MiB"),  # 2.7 x 1,048,576 = 2,831,155.2
+        (2_831_156, "2.8 MiB"),
+        (1 << 30, "1024.0 MiB"),
     ],
 )
 def test_rounded_up_to_a_tenth(size_bytes: int, text: str) -> None:
