@@ -166,9 +166,12 @@ def test_fiddler_takes_what_is_quicker(make: Any) -> None:
     outcome = load("fiddler").solve(problem, LIMITS)
     assert outcome.schedule is not None
     assert outcome.schedule.host == HostShare(1, 100)
-    # as each by itself
-    for rows, host in ((1, 30), (2, 60), (4, 120)):
-        assert (host < 30 + 10 * rows) == (rows <= 1)
+    # lead 100: item 2 on the host 100-130; the others, of 4 and 2 rows, would take it 120 and 60:
+    # copied 100-130 and 130-160, they are worked on 130-170 and 170-190
+    (times,) = replay(problem, outcome.schedule, record=True).stages
+    assert times.hosted == ((2, 100, 130),)
+    assert times.works == ((0, 100, 130, 170), (1, 170, 170, 190))
+    assert times.end_ns == 190
 
 
 def test_fiddler_copies_where_that_is_always_quicker(make: Any) -> None:
