@@ -15,8 +15,16 @@ class Reference:
     A product of matrices that fit the processor's caches: cores, clock and neighbours show,
     nothing else does.
 
+    Parameters
+    ----------
+    moments
+        Taken at once, one right after the other. One is as long as a neighbour's time slice and
+        says little of the seconds around it.
+
     Attributes
     ----------
+    moments
+        As given.
     samples
         Durations in ns, in the order in which they were taken.
     at_once
@@ -26,7 +34,8 @@ class Reference:
     at_once = 3
     _SIZE = 256
 
-    def __init__(self) -> None:
+    def __init__(self, moments: int = 1) -> None:
+        self.moments = moments
         generator = torch.Generator().manual_seed(0)
         shape = (self._SIZE, self._SIZE)
         self._left = torch.randn(shape, generator=generator)
@@ -36,7 +45,7 @@ class Reference:
 
     def take(self) -> None:
         """Add samples: each of a few products in a row, after one that wakes the threads."""
-        for turn in range(self.at_once + 1):
+        for turn in range(self.moments * self.at_once + 1):
             begin = time.perf_counter_ns()
             for _ in range(8):
                 torch.mm(self._left, self._right, out=self._out)
