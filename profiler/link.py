@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from random import Random
 from statistics import mean
 
@@ -16,9 +17,6 @@ from profiler.bench import Bench
 from profiler.curves import drifting, figure
 
 __all__ = ["CopySample", "LinkFit", "copies_alone", "fit_link", "one_moment"]
-
-_AT_ONCE = 6
-"""Copies that are one moment of the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +97,11 @@ def fit_link(samples: Sequence[CopySample], source: Source = "measured") -> Link
         / one.duration_ns
         for one in samples[1::2]
     ]
-    # the spread of the bandwidth: that of the copies with the fewest chunks for their bytes
-    largest = max(samples, key=lambda one: (one.size_bytes / one.chunks, one.size_bytes))
-    alike = [
-        one.duration_ns
-        for one in samples
-        if (one.chunks, one.size_bytes) == (largest.chunks, largest.size_bytes)
-    ]
-    # between moments: a run has many copies, so what changes from one to the next adds up to little
-    steady = drifting(alike, _AT_ONCE)
+    # copies of one moment have the same mean; each moment is held against others of its shape, so
+    # that those of all pieces say how the disk wanders: a run averages many
+    middles = {(chunks, size): middle for chunks, size, middle in _medians(samples)}
+    moments = [one.duration_ns / middles[one.chunks, one.size_bytes] for one, _ in groupby(samples)]
+    steady = drifting(moments, 1)
     middle, spread = steady.value, steady.spread or 0.0
     bandwidth = 1e9 / slope
     return LinkFit(

@@ -149,6 +149,24 @@ def test_a_moment_is_worth_its_mean() -> None:
     assert one_moment([*copies, other]) == [CopySample(1, 100, 100)] * 3 + [other]
 
 
+def test_moments_of_all_pieces_say_how_the_disk_wanders() -> None:
+    # two rounds, in the second of which the disk is a fifth slower; in each three moments of four
+    # copies in one, two and four pieces
+    fills = [
+        CopySample(chunks, 100_000, round(per * size) + beside)
+        for per in (90, 110)
+        for chunks, size in ((1, 2_000), (2, 2_100), (4, 2_300))
+        for beside in (-1, 0, 1)
+    ]
+    fit = fit_link([one for one in fills for _ in range(4)])
+    # 18 moments, in six blocks 10% below and above what is usual of their shape: a standard
+    # deviation of 0.1095; of six blocks nine of ten lie within 2.015 of it, of one more draw
+    wide = 2.015 / 1.645 * math.sqrt(7 / 6)
+    bandwidth = fit.bandwidth_bytes_per_second
+    expected = 0.6745 * wide * math.sqrt(6 * 0.1**2 / 5)
+    assert bandwidth.spread == pytest.approx(bandwidth.value * expected, rel=0.01)
+
+
 def test_one_shape_of_copy_gives_bandwidth_alone() -> None:
     fit = fit_link([CopySample(2, 1_000, 4_000)] * 4)
     assert fit.latency_ns.value == 0
