@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import get_args
 
 from executor.families import check_family
 from planner.checkpoint import Checkpoint, TensorEntry
-from planner.documents import LayerSpec, ModelSpec, QuantizedExperts
+from planner.documents import OWN, FormName, LayerSpec, ModelSpec, QuantizedExperts
 from planner.memory import DENSE_TENSORS, TENSOR_ALIGNMENT_BYTES
 from planner.quantized import expert_matrices, group_of, value_bytes
 from solvers.errors import UnsupportedError
@@ -25,10 +26,14 @@ __all__ = [
     "UnitLayout",
     "dense_name",
     "expert_name",
+    "form_name",
+    "form_of",
     "is_raw",
+    "is_second",
     "quantized_layouts",
     "raw_name",
     "unit_layouts",
+    "with_forms",
     "with_raw",
 ]
 
@@ -82,6 +87,43 @@ def with_raw(layouts: dict[str, UnitLayout]) -> dict[str, UnitLayout]:
     """The units of a store that has its experts compressed and as they are: the latter last."""
     experts = [unit for name, unit in layouts.items() if name.startswith("expert.")]
     return layouts | {raw_name(one.name): replace(one, name=raw_name(one.name)) for one in experts}
+
+
+def form_name(name: str, form: FormName) -> str:
+    """Name of the unit that has an expert in a form, of a store that has several."""
+    return name if form == OWN else f"{form}.{name}"
+
+
+def form_of(name: str) -> tuple[FormName, str]:
+    """The form of a unit, and the expert's own name: the inverse of ``form_name``."""
+    for form in get_args(FormName):
+        if name.startswith(f"{form}."):
+            return form, name.removeprefix(f"{form}.")
+    return OWN, name
+
+
+def is_second(name: str) -> bool:
+    """Whether a unit has an expert once more, in whichever way."""
+    return is_raw(name) or form_of(name)[0] != OWN
+
+
+def with_forms(
+    layouts: dict[str, UnitLayout], model: ModelSpec, forms: Iterable[QuantizedExperts]
+) -> dict[str, UnitLayout]:
+    """The units of a store that has its experts in several forms: the quantized ones last.
+
+    Raises
+    ------
+    UnsupportedError
+        As ``quantized_layouts``.
+    """
+    found = dict(layouts)
+    for how in forms:
+        for name, unit in quantized_layouts(layouts, model, how).items():
+            if name.startswith("expert."):
+                own = form_name(name, how.format)
+                found[own] = replace(unit, name=own)
+    return found
 
 
 def unit_layouts(checkpoint: Checkpoint) -> dict[str, UnitLayout]:

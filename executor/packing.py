@@ -30,6 +30,7 @@ def pack(
     *,
     compress: Compress = "none",
     quantize: QuantizedExperts | None = None,
+    forms: tuple[QuantizedExperts, ...] = (),
 ) -> StoreSummary:
     """Rewrite ``checkpoint`` into ``store``.
 
@@ -55,6 +56,9 @@ def pack(
     quantize
         Format and group in which experts are quantized; not with ``compress``. Dense parts and the
         head stay as they are.
+    forms
+        Formats in which each expert is there beside as it is, so that a plan may choose, each once;
+        not with ``quantize`` or ``compress``.
 
     Raises
     ------
@@ -66,20 +70,23 @@ def pack(
         If the disk fails or is full, another ``pack`` is at work on the folder, or the checkpoint
         changes meanwhile.
     OptionError
-        If a store would be both quantized and compressed.
+        If a store would be both quantized and compressed, or a format is there twice.
     UnsupportedError
         If groups do not fit the experts, or the model cannot be run.
     """
     if quantize is not None and compress != "none":
         raise OptionError("a store is either quantized or exactly compressed, not both")
+    if forms and (quantize is not None or compress != "none"):
+        raise OptionError("a store of several forms is neither quantized as a whole nor compressed")
+    if len({how.format for how in forms}) != len(forms):
+        raise OptionError("a store has each format once")
     source = read_checkpoint(checkpoint)
     layouts = plain = unit_layouts(source)
     if exists(store / INDEX_FILE):
         index, layouts = load_index(store, plain, source.model)
-        if index.quantized != quantize:
+        if index.quantized != quantize or (index.forms or ()) != forms:
             have, want = (
-                "as they are" if how is None else f"in {how.format}, {_groups(how)}"
-                for how in (index.quantized, quantize)
+                _experts(*how) for how in ((index.quantized, index.forms or ()), (quantize, forms))
             )
             raise CheckpointError(
                 f"{store}: holds a finished store with experts {have}, not {want}; name a new "
@@ -99,6 +106,11 @@ def pack(
         from executor.quantizing import Quantizer
 
         quantizer = Quantizer(source, layouts, quantize)
+    maker = None
+    if forms:
+        from executor.quantizing import FormMaker
+
+        maker = FormMaker(source, layouts, forms)
     try:
         store.mkdir(parents=True, exist_ok=True)
         foreign = {path.name for path in store.iterdir()} - {DATA_FILE, JOURNAL_FILE}
@@ -125,6 +137,10 @@ def pack(
             layouts, read = quantizer.layouts, quantizer.contents
         fingerprint = source.model.fingerprint
         writing = Writing(fingerprint, layouts, read, store, compression, quantize, progress)
+        if maker is not None:
+            layouts, read = maker.layouts, maker.contents
+            given = fingerprint, layouts, read, store, None, None, progress
+            writing = Writing(*given, forms, maker.error_ppb)
         summary = writing.run()
         if quantizer is not None and not summary.reused_units:
             summary = replace(summary, relative_error=quantizer.relative_error)
@@ -133,6 +149,13 @@ def pack(
         if is_full(error):
             raise RunError(f"{store}: {FULL_DISK}") from error
         raise RunError(f"{store}: packing failed: {error.strerror or error}") from error
+
+
+def _experts(how: QuantizedExperts | None, forms: tuple[QuantizedExperts, ...]) -> str:
+    """In which formats a store has its experts."""
+    if how is not None:
+        return f"in {how.format}, {_groups(how)}"
+    return " and ".join(["as they are", *(f"in {one.format}, {_groups(one)}" for one in forms)])
 
 
 def _groups(how: QuantizedExperts) -> str:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
 from executor.adapters import Adapter, make_adapter
 from executor.compressing import contents
-from executor.layout import UnitLayout, quantized_layouts
+from executor.layout import UnitLayout, form_of, quantized_layouts, with_forms
 from executor.quantized import quantize
 from planner.checkpoint import Checkpoint
-from planner.documents import QuantizedExperts
+from planner.documents import OWN, FormName, QuantizedExperts
 from planner.quantized import group_of
 from solvers.errors import CheckpointError
 
-__all__ = ["Quantizer"]
+__all__ = ["FormMaker", "Quantizer"]
 
 
 class Quantizer:
@@ -30,6 +31,14 @@ class Quantizer:
         Its units.
     how
         Format and group.
+
+    Attributes
+    ----------
+    layouts
+        Units with quantized experts.
+    errors_ppb
+        By expert made so far: the root of its squared errors' sum over that of its weights, in
+        thousand-millionths, rounded up.
 
     Raises
     ------
@@ -47,6 +56,7 @@ class Quantizer:
         self.layouts = quantized_layouts(layouts, source.model, how)
         self._adapter: Adapter = make_adapter(source.config, source.model, self._dtype)
         self._error = self._whole = 0.0
+        self.errors_ppb: dict[str, int] = {}
 
     @property
     def relative_error(self) -> float:
@@ -73,17 +83,21 @@ class Quantizer:
             "gate_up.bias": weights.gate_up_bias,
             "down.bias": weights.down_bias,
         }
+        error, whole = 0.0, 0.0
         for role, matrix in (("gate_up", weights.gate_up), ("down", weights.down)):
             if not isinstance(matrix, torch.Tensor):
                 raise TypeError(f"{unit.name} is quantized already")
             group = group_of(self._how, matrix.shape[1])
             try:
-                made, error = quantize(matrix, self._how, group)
+                made, squares = quantize(matrix, self._how, group)
             except CheckpointError as fault:
                 raise CheckpointError(f"{plain.sources[0].file}: {unit.name}: {fault}") from fault
             tensors[f"{role}.values"], tensors[f"{role}.scales"] = made.values, made.scales
-            self._error += error
-            self._whole += float(torch.linalg.vector_norm(matrix, dtype=torch.float32)) ** 2
+            error += squares
+            whole += float(torch.linalg.vector_norm(matrix, dtype=torch.float32)) ** 2
+        self._error += error
+        self._whole += whole
+        self.errors_ppb[unit.name] = math.ceil(math.sqrt(error / whole) * 1e9) if whole else 0
         position = 0
         for place in unit.places:
             tensor = tensors[place.role]
@@ -92,3 +106,49 @@ class Quantizer:
             yield bytes(place.offset_bytes - position)
             yield tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
             position = place.offset_bytes + place.size_bytes
+
+
+class FormMaker:
+    """Makes the experts of a store that has them in several forms.
+
+    Parameters
+    ----------
+    source, layouts
+        The checkpoint, and its units.
+    forms
+        Those to make beside the checkpoint's own.
+
+    Raises
+    ------
+    UnsupportedError
+        As ``Quantizer``.
+    """
+
+    def __init__(
+        self,
+        source: Checkpoint,
+        layouts: dict[str, UnitLayout],
+        forms: tuple[QuantizedExperts, ...],
+    ) -> None:
+        self.layouts = with_forms(layouts, source.model, forms)
+        self._by_form: dict[FormName, Quantizer] = {
+            how.format: Quantizer(source, layouts, how) for how in forms
+        }
+
+    def contents(self, unit: UnitLayout) -> Iterator[bytes]:
+        """A unit's bytes in order.
+
+        Raises
+        ------
+        CheckpointError
+            As ``Quantizer.contents``.
+        """
+        form, name = form_of(unit.name)
+        if form == OWN:
+            return contents(unit)
+        return self._by_form[form].contents(replace(unit, name=name))
+
+    def error_ppb(self, name: str) -> int | None:
+        """How far off a unit's weights are that was made; None of one that is not quantized."""
+        form, own = form_of(name)
+        return None if form == OWN else self._by_form[form].errors_ppb[own]

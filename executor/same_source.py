@@ -94,6 +94,11 @@ def check_source(
 
         quantizer = Quantizer(source, plain, index.quantized)
         layouts, read = quantizer.layouts, quantizer.contents
+    if index.forms is not None:
+        from executor.quantizing import FormMaker
+
+        maker = FormMaker(source, plain, index.forms)
+        layouts, read = maker.layouts, maker.contents
     whole = sum(unit.size_bytes for unit in index.units)
     done = 0
     for unit in index.units:

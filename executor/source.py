@@ -21,14 +21,15 @@ from executor.layout import (
     UnitLayout,
     dense_name,
     expert_name,
+    form_name,
     raw_name,
     unit_layouts,
 )
-from executor.store import StoreIndex, checksum, load_index, stored_shares
+from executor.store import StoreIndex, checksum, load_index, stored_forms, stored_shares
 from executor.units import Unit
 from executor.verified import ensure_verified, row_checksums
 from planner.checkpoint import Checkpoint, read_checkpoint
-from planner.documents import ModelSpec
+from planner.documents import OWN, FormName, ModelSpec
 from solvers.errors import CheckpointError, OptionError
 
 __all__ = ["WeightSource", "open_weights"]
@@ -122,14 +123,15 @@ class WeightSource(Closing):
         """A reader for one thread."""
         return UnitReader(self._files, buffer, pacer)
 
-    def places(self, unit: Unit) -> tuple[Place, ...]:
-        """Tensors of a dense part or an expert, and where they lie in its slot."""
-        return self._layouts[self._name(unit)].places
+    def places(self, unit: Unit, form: FormName = OWN) -> tuple[Place, ...]:
+        """Tensors of a dense part or an expert, and where they lie in its slot; ``form``: of an
+        expert, of a store that has several."""
+        return self._layouts[self._name(unit, form)].places
 
-    def pieces(self, unit: Unit, *, raw: bool = False) -> tuple[Piece, ...]:
+    def pieces(self, unit: Unit, *, raw: bool = False, form: FormName = OWN) -> tuple[Piece, ...]:
         """Where a dense part's or an expert's bytes lie in the files; ``raw``: an expert's as they
         are, of a store that has both."""
-        name = self._name(unit)
+        name = self._name(unit, form)
         return self._pieces[raw_name(name) if raw else name]
 
     def head_rows(self, start: int, stop: int) -> tuple[Piece, ...]:
@@ -157,13 +159,15 @@ class WeightSource(Closing):
             return (replace(piece, size_bytes=size, skip_bytes=first),)
         return (Piece(piece.file, piece.offset_bytes + first, 0, size),)
 
-    def size_bytes(self, unit: Unit) -> int:
+    def size_bytes(self, unit: Unit, form: FormName = OWN) -> int:
         """Bytes of a dense part or an expert in its slot."""
-        return self._layouts[self._name(unit)].size_bytes
+        return self._layouts[self._name(unit, form)].size_bytes
 
-    def _name(self, unit: Unit) -> str:
+    def _name(self, unit: Unit, form: FormName) -> str:
         layer = self._layers[unit.stage]
-        return dense_name(layer) if unit.kind == "dense" else expert_name(layer, unit.item)
+        if unit.kind == "dense":
+            return dense_name(layer)
+        return form_name(expert_name(layer, unit.item), form)
 
     # --- checksums ----------------------------------------------------------------------------
 
@@ -190,7 +194,7 @@ class WeightSource(Closing):
             )
             self._compare(name, found)
 
-    def check(self, unit: Unit, memory: memoryview) -> None:
+    def check(self, unit: Unit, memory: memoryview, form: FormName = OWN) -> None:
         """Hold a dense part or an expert that was read against the store's checksum.
 
         Raises
@@ -198,7 +202,7 @@ class WeightSource(Closing):
         CheckpointError
             If it differs.
         """
-        name = self._name(unit)
+        name = self._name(unit, form)
         self._compare(name, checksum(memory[: self._layouts[name].size_bytes]))
 
     def check_outside(self, memory: memoryview) -> None:
@@ -248,8 +252,7 @@ def _model_of(
             for layer in model.layers
         )
         model = replace(model, layers=layers, quantized=index.quantized)
-    stored = stored_shares(index)
-    return model if stored is None else replace(model, stored=stored)
+    return replace(model, stored=stored_shares(index), forms=stored_forms(index, model))
 
 
 def open_weights(

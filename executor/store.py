@@ -24,19 +24,26 @@ from executor.layout import (
     FINAL_NORM,
     HEAD,
     UnitLayout,
+    expert_name,
+    form_name,
+    form_of,
     is_raw,
     quantized_layouts,
     raw_name,
+    with_forms,
     with_raw,
 )
 from planner.documents import (
+    OWN,
     Document,
+    ExpertForm,
     ModelSpec,
     QuantizedExperts,
     StoredShares,
     load_document,
 )
 from planner.documents.base import STRICT, Added, Bytes, Hash, Positive, canonical_json, to_json
+from planner.documents.model import Parts
 from planner.files import exists, is_dir, is_file
 from planner.memory import BLOCK_BYTES, aligned
 from solvers.errors import CheckpointError, DocumentError, StaleError
@@ -54,6 +61,7 @@ __all__ = [
     "never_compressed",
     "place_units",
     "store_tensors",
+    "stored_forms",
     "stored_shares",
 ]
 
@@ -88,6 +96,8 @@ class StoreUnit:
     ``offset_bytes`` is a multiple of 4,096 and the file is padded to the next one, ``checksum``
     is BLAKE2b (16 bytes) of the unit without its padding. ``blocks`` are the bytes that each block
     of a compressed unit has in the file; its size, tensors and checksum are of what they decode to.
+    ``error_ppb`` is how far off the weights of an expert are that is there in a quantized form
+    beside its own (``planner.documents.model.ExpertForm``).
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -98,6 +108,7 @@ class StoreUnit:
     checksum: Checksum
     tensors: tuple[StoreTensor, ...]
     blocks: tuple[Bytes, ...] = ()
+    error_ppb: Added[Parts] = None
 
     @property
     def stored_bytes(self) -> int:
@@ -133,7 +144,11 @@ class Compression:
 
 @dataclass(frozen=True)
 class StoreIndex(Document):
-    """What a store holds and which checkpoint it was made from."""
+    """What a store holds and which checkpoint it was made from.
+
+    ``quantized``: all experts are; ``forms``: each expert is there as in the checkpoint and, in a
+    unit of its own, in each of these.
+    """
 
     kind: ClassVar[str] = "store"
 
@@ -143,6 +158,7 @@ class StoreIndex(Document):
     units: tuple[StoreUnit, ...]
     compression: Compression | None = None
     quantized: Added[QuantizedExperts] = None
+    forms: Added[tuple[QuantizedExperts, ...]] = None
 
     @cached_property
     def fingerprint(self) -> str:
@@ -242,6 +258,8 @@ def load_index(
         layouts = quantized_layouts(layouts, model, index.quantized)
     if index.compress == "both":
         layouts = with_raw(layouts)
+    if index.forms is not None:
+        layouts = with_forms(layouts, model, index.forms)
     offsets, size = place_units(unit.stored_bytes for unit in index.units)
     if (
         [unit.name for unit in index.units] != list(layouts)
@@ -251,6 +269,7 @@ def load_index(
         or size != index.data_bytes
         or not all(_blocks_fit(index, unit, model.dtype) for unit in index.units)
         or not _raw_fit(index)
+        or not _forms_fit(index)
     ):
         raise CheckpointError(
             f"{store / INDEX_FILE}: does not describe the checkpoint's units; "
@@ -282,6 +301,35 @@ def _raw_fit(index: StoreIndex) -> bool:
     """Whether what is there twice is said to be the same."""
     sums = {raw_name(unit.name): unit.checksum for unit in index.units}
     return all(unit.checksum == sums[unit.name] for unit in index.units if is_raw(unit.name))
+
+
+def _forms_fit(index: StoreIndex) -> bool:
+    """Whether forms stand alone, and their units, and no others, have errors."""
+    if index.forms is not None:
+        names = [how.format for how in index.forms]
+        if index.quantized or index.compression or not names or len(set(names)) != len(names):
+            return False
+    return all(
+        (unit.error_ppb is not None) == (form_of(unit.name)[0] != OWN) for unit in index.units
+    )
+
+
+def stored_forms(index: StoreIndex | None, model: ModelSpec) -> tuple[ExpertForm, ...] | None:
+    """Quantized forms beside the checkpoint's own; None where there are none."""
+    if index is None or index.forms is None:
+        return None
+    units = {unit.name: unit for unit in index.units}
+    found = []
+    for how in index.forms:
+        own = [
+            [units[form_name(expert_name(layer.index, one), how.format)] for one in range(count)]
+            for layer in model.layers
+            for count in (layer.experts,)
+        ]
+        sizes = tuple(some[0].size_bytes if some else 0 for some in own)
+        errors = tuple(tuple(unit.error_ppb or 0 for unit in some) for some in own)
+        found.append(ExpertForm(how, sizes, errors))
+    return tuple(found)
 
 
 def stored_shares(index: StoreIndex | None) -> StoredShares | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from planner.documents import ModelSpec, Policy
+from planner.documents import OWN, ModelSpec, Policy
 from solvers.errors import DocumentError
 
 __all__ = ["Unit", "Units", "check_policy", "head_tile_span", "model_units"]
@@ -63,7 +63,8 @@ def model_units(model: ModelSpec, policy: Policy, sizes: Mapping[Unit, int] | No
         dense = Unit(index, "dense", -1)
         own[dense] = spec.dense_bytes
         for expert in range(spec.experts):
-            own[Unit(index, "expert", expert)] = spec.expert_bytes
+            size = model.form_bytes(index, layer.form(expert))
+            own[Unit(index, "expert", expert)] = size
         resident.update(Unit(index, "expert", expert) for expert in layer.resident)
         streamed = () if layer.dense_resident else (dense,)
         if layer.dense_resident:
@@ -106,6 +107,17 @@ def check_policy(model: ModelSpec, policy: Policy) -> None:
             )
         if len(set(chosen)) != len(chosen):
             raise DocumentError(f"{where} names an expert twice in resident and prefetch")
+        if layer.forms and len(layer.forms) != spec.experts:
+            raise DocumentError(
+                f"{where}.forms has {len(layer.forms)} entries; the layer has {spec.experts} "
+                "experts"
+            )
+        known = {OWN, *(form.name for form in model.forms or ())}
+        if not known.issuperset(layer.forms):
+            raise DocumentError(
+                f"{where}.forms names {min({*layer.forms} - known)}; the store has its experts as "
+                "in the checkpoint" + "".join(f" and in {form}" for form in sorted(known - {OWN}))
+            )
         demanded |= len(chosen) < spec.experts
         if layer.predictor != "plan" and (index == first or not layer.prefetch):
             raise DocumentError(

@@ -9,14 +9,14 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
 from executor.blocks import block_sizes, encode_block
 from executor.direct import DirectFile
-from executor.layout import UnitLayout, is_raw
+from executor.layout import UnitLayout, form_of, is_second
 from executor.same_source import made_checksum, source_files
 from executor.store import (
     DATA_FILE,
@@ -52,6 +52,8 @@ class StoreSummary:
     experts lie there as they are, too; ``weights_bytes`` counts them once.
     ``relative_error`` is of the quantized experts' weights: the root of the squared errors' sum
     over that of the weights; None where nothing was quantized, or not all of it by this call.
+    ``form_errors``: where experts are there in several forms, the mean of such errors of single
+    experts for each quantized form.
     """
 
     store: Path
@@ -66,6 +68,7 @@ class StoreSummary:
     both: bool = False
     quantized: QuantizedExperts | None = None
     relative_error: float | None = None
+    form_errors: dict[str, float] = field(default_factory=dict)
 
 
 class _Written(NamedTuple):
@@ -99,11 +102,24 @@ def summary_of(store: Path, index: StoreIndex, reused: int) -> StoreSummary:
         index.data_bytes,
         len(index.units),
         reused,
-        sum(unit.size_bytes for unit in index.units if not is_raw(unit.name)),
+        sum(unit.size_bytes for unit in index.units if not is_second(unit.name)),
         index.compression is not None,
         both=index.compress == "both",
         quantized=index.quantized,
+        form_errors=_form_errors(index),
     )
+
+
+def _form_errors(index: StoreIndex) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for how in index.forms or ():
+        errors = [one.error_ppb or 0 for one in index.units if form_of(one.name)[0] == how.format]
+        found[how.format] = sum(errors) / len(errors) / 1e9 if errors else 0.0
+    return found
+
+
+def _without_error(name: str) -> None:
+    """No unit is off."""
 
 
 class Writing:
@@ -118,9 +134,11 @@ class Writing:
         compression: Compression | None,
         quantized: QuantizedExperts | None,
         progress: Callable[[int, int], None] | None,
+        forms: tuple[QuantizedExperts, ...] | None = None,
+        error_ppb: Callable[[str], int | None] = _without_error,
     ) -> None:
         self._fingerprint, self._contents = checkpoint_fingerprint, contents
-        self._quantized = quantized
+        self._quantized, self._forms, self._error_ppb = quantized, forms, error_ppb
         self._layouts = list(layouts.values())
         self._compression = compression
         # of what is not compressed; it is the most that the store can have
@@ -141,6 +159,8 @@ class Writing:
             }
         if quantized is not None:
             header["quantized"] = asdict(quantized)
+        if forms is not None:
+            header["forms"] = [asdict(how) for how in forms]
         self._header = canonical_json(header)
 
     def run(self) -> StoreSummary:
@@ -303,11 +323,13 @@ class Writing:
                     done.checksum,
                     store_tensors(unit),
                     done.blocks,
+                    self._error_ppb(unit.name),
                 )
                 for unit, done, offset in zip(self._layouts, units, offsets, strict=True)
             ),
             compression=self._compression,
             quantized=self._quantized,
+            forms=self._forms,
         )
 
 

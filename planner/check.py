@@ -11,6 +11,7 @@ import math
 from planner.documents import ModelSpec, Plan, Policy, document_hash
 from planner.documents.timeline import on_compute
 from planner.encode import DTYPE_BYTES
+from planner.forms_check import check_allowed, check_forms
 from planner.host import host_stays
 from planner.kv import kv_stays
 from planner.memory import default_head_tiling
@@ -48,10 +49,12 @@ def check_plan(
     found += _check_workload(plan)
     found += _check_asked(plan)
     found += _check_numbers(plan)
+    found += check_allowed(plan)
     found += check_timeline(plan, None if profile is None else profile.model)
     if profile is not None:
         found += _check_inputs(plan, profile)
-        found += _check_model(plan, profile.model)
+        faults = check_forms(plan, profile)
+        found += faults or _check_model(plan, profile.model)
         if profile.costs.raw is None and any(layer.raw for layer in plan.policy.layers):
             message = "experts are read as they are, and the store's are all compressed, or none"
             found.append(Violation("raw", "policy.layers", message))

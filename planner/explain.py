@@ -167,6 +167,8 @@ def explain(
         Called with what is done, of how much, and what it is.
     """
     asked = asked_of(plan)
+    if plan.expert_error is not None:
+        profile = dataclasses.replace(profile, allowed_ppb=plan.expert_error.allowed_ppb)
     candidate, schedule = candidate_of(plan, profile), schedule_of(plan.policy)
     problem = candidate.problem("judge")
     group = candidate.encoding.group
@@ -277,7 +279,8 @@ def _bandwidth_price(
 ) -> Price | None:
     hardware = _faster(profile.hardware)
     faster = dataclasses.replace(profile, hardware=hardware)
-    encoding = dataclasses.replace(candidate.encoding, profile=faster)
+    own = dataclasses.replace(candidate.encoding.profile, hardware=hardware)
+    encoding = dataclasses.replace(candidate.encoding, profile=own)
     # with the same scenarios, which know nothing of copies
     quicker = dataclasses.replace(candidate, encoding=encoding)
     more = relax(quicker.problem("judge"))
@@ -285,8 +288,8 @@ def _bandwidth_price(
         return None
     again = _replan(plan, faster, plan.memory["device"].capacity_bytes, seconds)
     link = candidate.encoding.link
-    own = link.paced_bytes_per_second or link.bandwidth_bytes_per_second.value
-    return _price(own * MORE, *_bounds(candidate, relaxed, more), base, again, None)
+    rate = link.paced_bytes_per_second or link.bandwidth_bytes_per_second.value
+    return _price(rate * MORE, *_bounds(candidate, relaxed, more), base, again, None)
 
 
 def _bounds(candidate: Candidate, relaxed: Relaxed, more: Relaxed) -> tuple[float, float]:

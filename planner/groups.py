@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from planner.documents import Predicted, Workload
 from planner.encode import Encoding, Factors
+from planner.forms import with_forms
 from planner.kv import Place, kv_stays
 from planner.objectives import Objective
 from planner.overlap import overlap
@@ -313,16 +314,18 @@ def _kv(profile: Profile, workload: Workload, group: int) -> int:
 def _of_group(
     profile: Profile, workload: Workload, memory_bytes: int, group: int, kv: _Below
 ) -> list[Encoding]:
-    fitting: list[tuple[int, int, Encoding]] = []
-    for batch in batch_sizes(group):
-        encoding = _fitting(profile, workload, memory_bytes, (-(-group // batch), batch), kv)
-        if encoding is not None:
-            fitting.append((_attention_ns(encoding), -encoding.capacity_bytes, encoding))
     chosen = {}
-    for ranked in ([(a, m, e) for a, m, e in fitting], [(m, a, e) for a, m, e in fitting]):
-        best = min(ranked, key=lambda entry: entry[:2], default=None)
-        if best is not None:
-            chosen[best[2].batch_size] = best[2]
+    whole = Encoding(profile, workload, 1, group, memory_bytes, CHUNK_BYTES[0], kv)
+    for view in with_forms(whole):
+        fitting: list[tuple[int, int, Encoding]] = []
+        for batch in batch_sizes(group):
+            encoding = _fitting(view, workload, memory_bytes, (-(-group // batch), batch), kv)
+            if encoding is not None:
+                fitting.append((_attention_ns(encoding), -encoding.capacity_bytes, encoding))
+        for ranked in ([(a, m, e) for a, m, e in fitting], [(m, a, e) for a, m, e in fitting]):
+            best = min(ranked, key=lambda entry: entry[:2], default=None)
+            if best is not None:
+                chosen[view.forms, best[2].batch_size] = best[2]
     return list(chosen.values())
 
 
@@ -357,8 +360,10 @@ def smallest_account(
 ) -> tuple[int, dict[str, int]]:
     """The smallest budget, and what it is for: purpose -> bytes."""
     accounts = []
-    for place, chunk in itertools.product(kv_places(profile, kv), CHUNK_BYTES):
-        encoding = Encoding(profile, workload, 1, 1, 0, chunk, place)
+    whole = replace(profile, forms=())
+    views = with_forms(Encoding(whole, workload, 1, 1, 0, CHUNK_BYTES[0]))
+    for view, place, chunk in itertools.product(views, kv_places(profile, kv), CHUNK_BYTES):
+        encoding = Encoding(view, workload, 1, 1, 0, chunk, place)
         total = needed_bytes(encoding)
         purposes = dict(encoding.fixed.by_purpose)
         starts = [stage.start.held_bytes for stage in encoding.stages(Factors()) if stage.start]

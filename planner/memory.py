@@ -13,7 +13,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from planner.documents import LayerPolicy, LayerSpec, MemoryAccount, ModelSpec, Policy, Workload
+from planner.documents import (
+    OWN,
+    FormName,
+    LayerPolicy,
+    LayerSpec,
+    MemoryAccount,
+    ModelSpec,
+    Policy,
+    Workload,
+)
 from planner.span import context_tokens, kept_tokens
 from planner.workspace import (
     ATTENTION_TILE_ROWS,
@@ -29,6 +38,10 @@ from planner.workspace import (
     library_bytes,
     operation_bytes,
 )
+
+Forms = tuple[tuple[FormName, ...], ...]
+"""By layer: the form of each expert, or nothing where all are as in the checkpoint; empty: so are
+all layers'."""
 
 __all__ = [
     "ALIGNMENT_BYTES",
@@ -47,6 +60,7 @@ __all__ = [
     "ROUTER_TILE_ROWS",
     "ROW_BUCKETS",
     "TENSOR_ALIGNMENT_BYTES",
+    "Forms",
     "account_device",
     "aligned",
     "attention_tile_rows",
@@ -61,6 +75,7 @@ __all__ = [
     "group_sequences",
     "head_tile_bytes",
     "held_expert_bytes",
+    "held_form_bytes",
     "kept_tokens",
     "kv_layer_bytes",
     "kv_sequence_bytes",
@@ -130,6 +145,11 @@ def held_expert_bytes(layer: LayerSpec) -> int:
     return aligned(layer.expert_bytes)
 
 
+def held_form_bytes(model: ModelSpec, layer: int, form: FormName) -> int:
+    """Likewise, of one in a form that a store has beside the checkpoint's own."""
+    return aligned(model.form_bytes(layer, form))
+
+
 def head_tile_bytes(model: ModelSpec, tile_rows: int, dtype_bytes: int) -> int:
     """Device bytes of one head tile (``tile_rows`` x hidden), with the blocks it shares."""
     return aligned(tile_rows * model.hidden_size * dtype_bytes + 2 * ALIGNMENT_BYTES)
@@ -141,9 +161,15 @@ def outside_bytes(model: ModelSpec) -> int:
     return model.final_norm_bytes + bias
 
 
-def slot_bytes(model: ModelSpec, tile_rows: int, dtype_bytes: int) -> int:
-    """Device bytes of one streaming slot: the largest expert or head tile."""
-    expert = max(map(held_expert_bytes, model.layers))
+def slot_bytes(model: ModelSpec, tile_rows: int, dtype_bytes: int, forms: Forms = ()) -> int:
+    """Device bytes of one streaming slot: the largest expert, of those in ``forms``, or head
+    tile."""
+    expert = max(
+        max((held_form_bytes(model, layer.index, form) for form in set(own)), default=0)
+        if own
+        else held_expert_bytes(layer)
+        for layer, own in zip(model.layers, forms or ((),) * len(model.layers), strict=True)
+    )
     return max(expert, head_tile_bytes(model, tile_rows, dtype_bytes))
 
 
@@ -254,10 +280,12 @@ def account_device(
         ),
         "dense_slots": policy.dense_slots * max(streamed, default=0),
         "experts": sum(
-            len(layer.resident) * held_expert_bytes(spec)
-            for layer, spec in zip(policy.layers, model.layers, strict=True)
+            held_form_bytes(model, index, layer.form(expert))
+            for index, layer in enumerate(policy.layers)
+            for expert in layer.resident
         ),
-        "slots": policy.slots * slot_bytes(model, policy.head_tile_rows, dtype_bytes),
+        "slots": policy.slots
+        * slot_bytes(model, policy.head_tile_rows, dtype_bytes, policy.expert_forms),
         "head": policy.resident_head_tiles
         * head_tile_bytes(model, policy.head_tile_rows, dtype_bytes)
         + aligned(outside_bytes(model)),
@@ -311,9 +339,14 @@ def workspace_bytes(model: ModelSpec, policy: Policy, workload: Workload, dtype_
 
 
 def default_head_tiling(model: ModelSpec, dtype_bytes: int) -> tuple[int, int]:
-    """Rows of a head tile and number of tiles, so that a tile fits where an expert does."""
+    """Rows of a head tile and number of tiles, so that a tile fits where an expert does, in
+    whichever form."""
     row_bytes = model.hidden_size * dtype_bytes
-    room = max(map(held_expert_bytes, model.layers)) - 2 * ALIGNMENT_BYTES
+    names = (OWN, *(form.name for form in model.forms or ()))
+    expert = min(
+        max(held_form_bytes(model, layer.index, name) for layer in model.layers) for name in names
+    )
+    room = expert - 2 * ALIGNMENT_BYTES
     rows = min(max(room // row_bytes, 1), model.vocab_size)
     tiles = -(-model.vocab_size // rows)
     # as even as they can be, so that no tile is a sliver

@@ -15,6 +15,7 @@ from planner.documents import (
     load_document,
 )
 from planner.files import exists, is_dir
+from planner.memory import Forms
 from planner.routing import TraceArrays, load_trace
 from solvers.errors import DocumentError, StaleError
 
@@ -23,7 +24,15 @@ __all__ = ["Profile", "assemble", "load_profile"]
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """Everything a plan is made from."""
+    """Everything a plan is made from.
+
+    Attributes
+    ----------
+    forms
+        Of experts, as one choice of n and b has them: no part of the folder.
+    allowed_ppb
+        How far off experts may be on average, as asked for (``planner.forms``).
+    """
 
     folder: Path
     index: ProfileIndex
@@ -32,6 +41,8 @@ class Profile:
     costs: CostProfile
     routing: RoutingTrace
     arrays: TraceArrays
+    forms: Forms = ()
+    allowed_ppb: int = 0
 
 
 def load_profile(folder: Path) -> Profile:
@@ -93,6 +104,11 @@ def assemble(profile: Profile) -> Profile:
     if model.encoder and costs.cross_decode is None:
         raise DocumentError(
             f"{folder / 'costs.json'}: cross_decode: no surface, though the model has an encoder"
+        )
+    missing = {form.name for form in model.forms or ()} ^ set(costs.forms or ())
+    if missing:
+        raise DocumentError(
+            f"{folder / 'costs.json'}: forms: not those that the store has ({min(missing)})"
         )
     encoders = sum(layer < model.encoder_depth for layer in routing.moe_layers)
     if (routing.encoder or 0) != encoders:

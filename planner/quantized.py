@@ -7,6 +7,8 @@ lies where.
 
 from __future__ import annotations
 
+from itertools import product
+
 from planner.documents import LayerSpec, ModelSpec, QuantizedExperts
 
 __all__ = [
@@ -14,6 +16,7 @@ __all__ = [
     "LEAST_GROUP",
     "expert_matrices",
     "group_of",
+    "quantized_forms",
     "scale_values",
     "scratch_bytes",
     "tile_spans",
@@ -34,6 +37,13 @@ def expert_matrices(model: ModelSpec, layer: LayerSpec) -> tuple[tuple[int, int]
     """Rows and columns of an expert's two matrices."""
     inner, hidden = layer.expert_intermediate, model.hidden_size
     return (2 * inner, hidden), (hidden, inner)
+
+
+def quantized_forms(model: ModelSpec) -> tuple[QuantizedExperts, ...]:
+    """All that experts are quantized to, in this store."""
+    if model.quantized is not None:
+        return (model.quantized,)
+    return tuple(form.quantized for form in model.forms or ())
 
 
 def group_of(quantized: QuantizedExperts, columns: int) -> int:
@@ -77,12 +87,13 @@ def tile_spans(rows: int, columns: int, dtype_bytes: int) -> list[tuple[int, int
 
 def scratch_bytes(model: ModelSpec, layer: LayerSpec, dtype_bytes: int) -> int:
     """What one tile of a product takes while it is made of quantized values: the tile, integers of
-    half of it, and the tile's scales side by side."""
-    quantized = model.quantized
-    if quantized is None or not layer.experts:
+    half of it, and the tile's scales side by side; the most of all forms that a store has."""
+    if not layer.experts:
         return 0
     most = 0
-    for rows, columns in expert_matrices(model, layer):
+    for quantized, (rows, columns) in product(
+        quantized_forms(model), expert_matrices(model, layer)
+    ):
         first, stop = max(
             tile_spans(rows, columns, dtype_bytes), key=lambda span: span[1] - span[0]
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from planner.documents import ModelSpec, Plan, Timeline
@@ -93,6 +93,10 @@ def candidate_of(plan: Plan, profile: Profile) -> Candidate:
     """The n and b of a plan, as they were while solving."""
     policy, workload = plan.policy, plan.workload
     raw = tuple(frozenset(layer.raw) for layer in policy.layers)
+    error = plan.expert_error
+    profile = replace(
+        profile, forms=policy.expert_forms, allowed_ppb=0 if error is None else error.allowed_ppb
+    )
     sequences = Sequences.of(profile.arrays, profile.routing.experts)
     slowed = plan.predicted.slowdown
     return Candidate(

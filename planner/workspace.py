@@ -7,7 +7,7 @@ term is an upper bound; ``planner.memory`` accounts for them.
 from __future__ import annotations
 
 from planner.documents import LayerSpec, ModelSpec, Policy, Workload
-from planner.quantized import BLOCK_ROWS, expert_matrices, scratch_bytes
+from planner.quantized import BLOCK_ROWS, expert_matrices, quantized_forms, scratch_bytes
 from planner.span import context_tokens, kept_tokens
 
 __all__ = [
@@ -123,8 +123,9 @@ def library_bytes(model: ModelSpec, policy: Policy, tokens: int, dtype_bytes: in
         # products with the whole context in sight, of so many lengths, for two sizes of a batch;
         # and two projections more
         shapes += 2 * CONTEXT_STEPS + 6 if expands_context(model) else 0
-        # the last tile of quantized experts may have rows of its own
-        shapes *= 2 if _odd_tiles(model) else 1
+        # the last tile of quantized experts may have rows of its own; and where there are others
+        # beside them, these have theirs
+        shapes *= (2 if _odd_tiles(model) else 1) + (model.forms is not None)
         return _GENERATED_BYTES * (2 * shapes + _OTHER_SHAPES)
     width = max(
         2 * max(layer.expert_intermediate for layer in model.layers),
@@ -136,7 +137,7 @@ def library_bytes(model: ModelSpec, policy: Policy, tokens: int, dtype_bytes: in
 
 
 def _odd_tiles(model: ModelSpec) -> bool:
-    return model.quantized is not None and any(
+    return bool(quantized_forms(model)) and any(
         rows % BLOCK_ROWS for layer in model.layers for rows, _ in expert_matrices(model, layer)
     )
 

@@ -96,6 +96,9 @@ def drifted(profile: Profile, drift: Drift) -> Profile:
         cross_decode=_scaled(costs.cross_decode, drift.compute),
         cross_prefill=_scaled(costs.cross_prefill, drift.compute),
         raw=None if raw is None else replace(raw, link=scaled_channel(raw.link, drift.copies, 0)),
+        forms=None
+        if costs.forms is None
+        else {form: scaled_curve(curve, drift.compute) for form, curve in costs.forms.items()},
     )
     return replace(profile, hardware=hardware, costs=changed)
 

@@ -13,9 +13,10 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
-from planner.documents import CostProfile, Event, Surface
+from planner.documents import CostProfile, Curve, Event, FormName, Surface
 from planner.interval import covers
 from profiler.correct import corrected, scaled_surface, weight
 from profiler.observed import Observed, SurfaceName, alone_ns, slowed, surface_of
@@ -59,7 +60,19 @@ def as_runs_do(costs: CostProfile, runs: Iterable[Observed]) -> CostProfile:
         kind: corrected(curve, curves[kind]) if curves[kind] else curve
         for kind, curve in costs.curves.items()
     }
-    return replace(costs, curves=known, **moved)
+    return replace(costs, curves=known, forms=_forms(costs, known["expert"]), **moved)
+
+
+def _forms(costs: CostProfile, moved: Curve) -> dict[FormName, Curve] | None:
+    """Experts in other forms, which no recorded run had: each size moves as ``expert`` does."""
+    if costs.forms is None:
+        return None
+    own, found = costs.curves["expert"], {}
+    for form, curve in costs.forms.items():
+        pairs = zip(curve.rows, curve.duration_ns, strict=True)
+        durations = [max(round(took * moved(at) / max(own(at), 1)), 1) for at, took in pairs]
+        found[form] = replace(curve, duration_ns=tuple(accumulate(durations, max)))
+    return found
 
 
 def _compared(costs: CostProfile, run: Observed) -> Iterator[tuple[Event, float, float]]:

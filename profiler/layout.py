@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from executor.device import DTYPES
-from planner.documents import LayerPolicy, ModelSpec, Policy, Workload
+from planner.documents import OWN, FormName, LayerPolicy, ModelSpec, Policy, Workload
 from planner.memory import account_device, default_head_tiling
 from planner.sides import parts_of
 
@@ -56,6 +56,16 @@ def first_layers(model: ModelSpec, layers: int) -> ModelSpec:
             for index, layer in enumerate(chosen)
         ),
         encoder=sum(layer < model.encoder_depth for layer in chosen) or None,
+        forms=None
+        if model.forms is None
+        else tuple(
+            dataclasses.replace(
+                form,
+                expert_bytes=tuple(form.expert_bytes[layer] for layer in chosen),
+                errors_ppb=tuple(form.errors_ppb[layer] for layer in chosen),
+            )
+            for form in model.forms
+        ),
     )
 
 
@@ -75,6 +85,8 @@ class Layout:
         Piece of a copy.
     raw
         Experts are copied as they are, of a store that has them compressed, too.
+    form
+        The form of all experts, of a store that has several.
     """
 
     model: ModelSpec
@@ -84,6 +96,7 @@ class Layout:
     stream: bool = False
     chunk_bytes: int = 1 << 20
     raw: bool = False
+    form: FormName = OWN
 
     @property
     def moe_layer(self) -> int:
@@ -166,7 +179,8 @@ class Layout:
             count = min(experts, layer.experts // 2 if self.stream else layer.experts)
             rest = tuple(range(count, layer.experts)) if self.stream else ()
             raw = rest if self.raw else ()
-            chosen.append(LayerPolicy(True, tuple(range(count)), rest, raw=raw))
+            forms = (self.form,) * layer.experts if self.form != OWN else ()
+            chosen.append(LayerPolicy(True, tuple(range(count)), rest, raw=raw, forms=forms))
         policy = Policy(
             n_batches=1,
             batch_size=workload.requests,

@@ -25,12 +25,21 @@ from planner.documents.costs import (
     CostProfile,
     Curve,
     Hardware,
+    KvWrites,
     RawCopies,
     Surface,
     Tier,
 )
 from planner.documents.machine import Machine
-from planner.documents.model import LayerSpec, ModelSpec, QuantizedExperts, StoredShares
+from planner.documents.model import (
+    OWN,
+    ExpertForm,
+    FormName,
+    LayerSpec,
+    ModelSpec,
+    QuantizedExperts,
+    StoredShares,
+)
 from planner.documents.offload import DevicePolicy, DevicePrediction, KeptExperts, Offload
 from planner.documents.placement import (
     BalanceFigures,
@@ -41,6 +50,7 @@ from planner.documents.placement import (
 from planner.documents.plan import (
     MOST_REQUESTS,
     Asked,
+    ExpertError,
     HostCompute,
     Inputs,
     LayerPolicy,
@@ -78,6 +88,7 @@ DOCUMENTS: dict[str, type[Document]] = {
 __all__ = [
     "DOCUMENTS",
     "MOST_REQUESTS",
+    "OWN",
     "Asked",
     "BalanceFigures",
     "Channel",
@@ -87,12 +98,16 @@ __all__ = [
     "DevicePrediction",
     "Document",
     "Event",
+    "ExpertError",
+    "ExpertForm",
     "ExpertPlacement",
     "Figure",
+    "FormName",
     "Hardware",
     "HostCompute",
     "Inputs",
     "KeptExperts",
+    "KvWrites",
     "LayerPlacement",
     "LayerPolicy",
     "LayerSpec",

@@ -22,6 +22,7 @@ from planner.documents.base import (
     Positive,
     Source,
 )
+from planner.documents.model import FormName
 
 __all__ = [
     "LEAST_SLOWDOWN",
@@ -29,6 +30,7 @@ __all__ = [
     "CostProfile",
     "Curve",
     "Hardware",
+    "KvWrites",
     "OperationKind",
     "RawCopies",
     "Surface",
@@ -220,6 +222,29 @@ class Surface:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class KvWrites:
+    """One write of keys and values to the tier below, against its bytes.
+
+    Attributes
+    ----------
+    alone
+        With nothing else on the drive.
+    beside
+        While the copy channel reads from it without pause.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    alone: Curve
+    beside: Curve
+
+    def __call__(self, size_bytes: int, share: float) -> float:
+        """Duration in ns of one of which ``share`` lies beside reads."""
+        alone = self.alone(size_bytes)
+        return alone + share * (self.beside(size_bytes) - alone)
+
+
 def _interpolate(xs: tuple[int, ...], ys: tuple[int, ...], x: int) -> int:
     """Piecewise linear, rounded up, never negative; see ``Curve.__call__``."""
     if x <= 0:
@@ -268,10 +293,16 @@ class CostProfile(Document):
     host_expert
         One expert computed on the host, where it lies, against rows, with the way of its rows from
         the device and back; None where no host computes.
+    kv_writes
+        Of keys and values that lie below the device; None where none were measured, and they are
+        priced as reads.
     reference_ns
         A fixed operation repeated through the profile; its spread tells the machine's drift.
     raw
         Copies of experts as they are, of a store that has them compressed, too; None without one.
+    forms
+        The curve ``expert`` of each quantized form that a store has beside the checkpoint's own;
+        None without one. Copies differ by their bytes alone.
     """
 
     kind: ClassVar[str] = "costs"
@@ -292,6 +323,8 @@ class CostProfile(Document):
     cross_prefill: Added[Surface] = None
 
     host_expert: Added[Curve] = None
+    kv_writes: Added[KvWrites] = None
+    forms: Added[Keyed[FormName, Curve]] = None
 
     def __post_init__(self) -> None:
         missing = sorted(_ALWAYS_NEEDED - set(self.curves))

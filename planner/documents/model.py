@@ -19,7 +19,21 @@ from planner.documents.base import (
     Units,
 )
 
-__all__ = ["LayerSpec", "ModelSpec", "QuantizedExperts", "StoredShares"]
+__all__ = [
+    "OWN",
+    "ExpertForm",
+    "FormName",
+    "LayerSpec",
+    "ModelSpec",
+    "QuantizedExperts",
+    "StoredShares",
+]
+
+FormName = Literal["own", "int8-1", "int4-1"]
+"""How an expert is stored: ``own``, as the checkpoint has it, or quantized."""
+OWN: FormName = "own"
+Parts = Annotated[int, Field(ge=0, le=1 << 40)]
+"""Thousand-millionths."""
 
 Width = Annotated[int, Field(ge=1, le=1 << 24)]
 Experts = Annotated[int, Field(ge=0, lt=1 << 16)]
@@ -125,6 +139,33 @@ class QuantizedExperts:
     group: Positive | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertForm:
+    """A quantized form that a store has of every expert, beside the checkpoint's own.
+
+    Attributes
+    ----------
+    quantized
+        Format and group.
+    expert_bytes
+        By layer: bytes of one expert; 0 where the layer has none.
+    errors_ppb
+        By layer and expert: root of the squared errors' sum over that of the expert's weights, in
+        thousand-millionths, rounded up; measured while packing.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    quantized: QuantizedExperts
+    expert_bytes: tuple[Bytes, ...]
+    errors_ppb: tuple[tuple[Parts, ...], ...]
+
+    @property
+    def name(self) -> FormName:
+        """As plans name it."""
+        return self.quantized.format
+
+
 @dataclass(frozen=True)
 class ModelSpec(Document):
     """A model, as its checkpoint has it.
@@ -162,6 +203,9 @@ class ModelSpec(Document):
     quantized
         How a store has its experts quantized, whose bytes are then the layers' ``expert_bytes``;
         None where they are as in the checkpoint.
+    forms
+        Quantized forms of every expert that a store has beside the checkpoint's own, no format
+        twice; a plan chooses between them. None in most stores.
     encoder
         Of an encoder-decoder model: how many of ``layers`` are its encoder's, the first ones; None
         in most models.
@@ -194,6 +238,7 @@ class ModelSpec(Document):
     stored: StoredShares | None = None
     quantized: Added[QuantizedExperts] = None
     encoder: Added[Positive] = None
+    forms: Added[tuple[ExpertForm, ...]] = None
 
     def __post_init__(self) -> None:
         if self.encoder_layers:
@@ -204,6 +249,34 @@ class ModelSpec(Document):
             raise ValueError("layers: there is none" + (" of the decoder" if self.encoder else ""))
         if self.tied and self.head_bytes:
             raise ValueError("head_bytes: a tied head has no bytes of its own")
+        self._check_forms()
+
+    def _check_forms(self) -> None:
+        if self.forms is None:
+            return
+        if self.quantized is not None or self.stored is not None:
+            raise ValueError("forms: its experts are quantized or compressed already")
+        names = [form.name for form in self.forms]
+        if not names or len(set(names)) != len(names):
+            raise ValueError("forms: there is none, or one twice")
+        experts = [layer.experts for layer in self.layers]
+        for form in self.forms:
+            if [len(errors) for errors in form.errors_ppb] != experts:
+                raise ValueError(f"forms: {form.name} does not have an error for each expert")
+            if [size > 0 for size in form.expert_bytes] != [count > 0 for count in experts]:
+                raise ValueError(f"forms: {form.name} does not have bytes for each layer's experts")
+
+    def form_bytes(self, layer: int, form: FormName) -> int:
+        """Bytes of one of a layer's experts in a form.
+
+        Raises
+        ------
+        KeyError
+            If there is no such form.
+        """
+        if form == OWN:
+            return self.layers[layer].expert_bytes
+        return {one.name: one for one in self.forms or ()}[form].expert_bytes[layer]
 
     def stored_share(self, kind: Literal["dense", "expert", "head"]) -> float:
         """Bytes that are read for each byte that a unit's copy brings."""

@@ -20,11 +20,13 @@ from planner.documents.base import (
     Units,
 )
 from planner.documents.inputs import Inputs
+from planner.documents.model import OWN, FormName, Parts
 from planner.documents.timeline import EventKind, Timeline
 
 __all__ = [
     "MOST_REQUESTS",
     "Asked",
+    "ExpertError",
     "HostCompute",
     "Inputs",
     "LayerPolicy",
@@ -82,6 +84,9 @@ class LayerPolicy:
 
     ``raw`` (ascending, none of them resident) are read as they are, of a store that has experts
     compressed, too; all others are read compressed.
+
+    ``forms`` says of each expert, resident or not, in which form it is read and computed, of a
+    store that has several; empty: all are as in the checkpoint.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -91,6 +96,11 @@ class LayerPolicy:
     prefetch: tuple[Expert, ...]
     predictor: Literal["plan", "coactivation", "lookahead", "popularity", "clairvoyant"] = "plan"
     raw: Annotated[tuple[Expert, ...], Field(exclude_if=lambda experts: not experts)] = ()
+    forms: Annotated[tuple[FormName, ...], Field(exclude_if=lambda forms: not forms)] = ()
+
+    def form(self, expert: int) -> FormName:
+        """The form that an expert is read and computed in."""
+        return self.forms[expert] if self.forms else OWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +164,13 @@ class Policy:
     chunk_bytes: Annotated[int, Field(ge=4096, le=64 << 20)]
     kv: Added[Literal["below"]] = None
     host: Added[HostCompute] = None
+
+    @property
+    def expert_forms(self) -> tuple[tuple[FormName, ...], ...]:
+        """By layer: each expert's form, or nothing where all are as in the checkpoint; empty: so
+        are all layers'."""
+        forms = tuple(layer.forms for layer in self.layers)
+        return forms if any(forms) else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +279,29 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertError:
+    """How far the experts are off that a plan reads quantized, of a store with several forms.
+
+    Attributes
+    ----------
+    kind
+        ``weights``: of one expert, the root of its weights' squared errors' sum over that of the
+        weights.
+    allowed_ppb
+        The most that the mean may be, as asked for; in thousand-millionths.
+    mean_ppb
+        The mean over all experts, each as often as the recorded tokens chose it and once more,
+        rounded up (``planner.forms``).
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    kind: Literal["weights"]
+    allowed_ppb: Annotated[Parts, Field(ge=1)]
+    mean_ppb: Parts
+
+
+@dataclass(frozen=True, slots=True)
 class Locations:
     """Where the inputs lay when the plan was made: hints, which options override."""
 
@@ -317,6 +357,8 @@ class Plan(Document):
         Sentences for the reader: why this n, what binds, what was cut to fit.
     asked
         None: of a plan that was made by hand, or by a moeplan that did not say it yet.
+    expert_error
+        None where every expert is as in the checkpoint, or as the store has all of them.
     """
 
     kind: ClassVar[str] = "plan"
@@ -341,6 +383,7 @@ class Plan(Document):
     notes: tuple[str, ...]
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
     asked: Added[Asked] = None
+    expert_error: Added[ExpertError] = None
 
     def __post_init__(self) -> None:
         if "device" not in self.memory:

@@ -77,8 +77,7 @@ class Sources:
         Raises
         ------
         UnsupportedError
-            If they are not at hand, the plan is for a store of quantized experts, or the model has
-            an encoder.
+            If they are not at hand, the plan has quantized experts, or the model has an encoder.
         """
         if self.model is None or self.hardware is None:
             raise UnsupportedError("a plan alone does not say what its model is; give its profile")
@@ -87,6 +86,11 @@ class Sources:
             raise UnsupportedError(
                 f"{self.model.name}: the plan is for experts in {how}, which no other engine "
                 "reads; export a plan for the checkpoint as it is"
+            )
+        if self.plan.policy.expert_forms:
+            raise UnsupportedError(
+                f"{self.model.name}: the plan has experts in forms of their own, which no other "
+                "engine reads; export a plan that allows no error"
             )
         if self.model.encoder:
             raise UnsupportedError(
