@@ -32,10 +32,15 @@ _FEWEST = 4
 """Measurements with which it is worth beginning."""
 _WORSE = 0.02
 """Without copying items ahead a schedule may be worse by this share to begin with."""
+_IDLE = 25
+"""Rounds without a better one, after which it ends."""
+_NEAR = 0.005
+"""Numbers of start slots that are worse by a larger share after a round are given up."""
 
 
 def move_exactly(search: Search, work: float, seed: int) -> None:
-    """Improve the search's best schedule, with its slots and without prefetches.
+    """Improve the search's best schedule, without prefetches and with its slots, and with a start
+    slot less for as long as that is not clearly worse.
 
     Parameters
     ----------
@@ -54,39 +59,62 @@ def move_exactly(search: Search, work: float, seed: int) -> None:
         return
     if found.eviction != "none" or problem.measure != "time":
         return
-    sizes = (found.slots, found.start_slots)
-    share = demand_share(problem)
-    best = sets = fitting(problem, found, *sizes, share)
-    if sets is None or best is None or _streams_in_order(problem, sets):
+    ways = []
+    for fewer in (0, 1) if found.start_slots > 1 else (0,):
+        sizes = (found.slots, found.start_slots - fewer)
+        sets = fitting(problem, found, *sizes, demand_share(problem))
+        if sets is not None and not _streams_in_order(problem, sets):
+            ways.append(_Way(problem, sizes, sets, seed))
+    if not ways or ways[0].value > search.best_value * (1.0 + _WORSE):
         return
-    clock = ChunkClock(problem, *sizes)
-    least = value = int(clock.measure(sets, [Move((), ())])[0])
-    if value > search.best_value * (1.0 + _WORSE):
-        return
-    rng = np.random.default_rng([seed, *sizes, 1])
-    fixed = {index for index, stage in enumerate(problem.stages) if stage.sequential}
-    while left > 1:
+    idle, least = 0, ways[0].least
+    while left > 1 and idle < _IDLE:
         if time.monotonic() > search.deadline:
             search.out_of_time = True
             break
-        moves = trial_moves(problem, sets, share, sizes, rng, _MOVES)
-        moves = [move for move in moves if not any(map(fixed.__contains__, _stages(move)))]
-        if not moves:
-            break
-        values = clock.measure(sets, moves)
-        several = _joined(problem, sets, sizes, moves, values, value)
-        together = clock.measure(sets, several)
+        going = [way for way in ways if way.go_on()]
         left -= 2
-        chosen = int(together.argmin())
-        if together[chosen] >= value:
-            chosen = len(several) - 1
-        sets, value = several[chosen].applied(sets), int(together[chosen])
-        if value < least:
-            best, least = sets, value
-    nothing = np.zeros(best.items.shape, dtype=bool)
-    schedule = scheduled(problem, best, nothing, share, sizes, found.slots)
+        before, least = least, min(way.least for way in ways)
+        idle = idle + 1 if least >= before else 0
+        ways = [way for way in ways if way.least <= least * (1.0 + _NEAR)]
+        if not going:
+            break
+    way = min(ways, key=lambda way: way.least)
+    nothing = np.zeros(way.best.items.shape, dtype=bool)
+    schedule = scheduled(problem, way.best, nothing, demand_share(problem), way.sizes, way.sizes[0])
     if not any(check_schedule(problem, schedule)):
         search.try_schedule(schedule)
+
+
+class _Way:
+    """Residents on their way with so many slots; ``best`` are those that take the ``least``."""
+
+    def __init__(self, problem: Problem, sizes: tuple[int, int], sets: Sets, seed: int) -> None:
+        self._problem, self.sizes = problem, sizes
+        self._share = demand_share(problem)
+        self._clock = ChunkClock(problem, *sizes)
+        self._rng = np.random.default_rng([seed, *sizes, 1])
+        self._fixed = {index for index, one in enumerate(problem.stages) if one.sequential}
+        self.best = self._sets = sets
+        self.least = self.value = int(self._clock.measure(sets, [Move((), ())])[0])
+
+    def go_on(self) -> bool:
+        """Make a round of moves; False where none is possible."""
+        problem, sets, sizes = self._problem, self._sets, self.sizes
+        moves = trial_moves(problem, sets, self._share, sizes, self._rng, _MOVES)
+        moves = [move for move in moves if not _stages(move) & self._fixed]
+        if not moves:
+            return False
+        values = self._clock.measure(sets, moves)
+        several = _joined(problem, sets, sizes, moves, values, self.value)
+        together = self._clock.measure(sets, several)
+        chosen = int(together.argmin())
+        if together[chosen] >= self.value:
+            chosen = len(several) - 1
+        self._sets, self.value = several[chosen].applied(sets), int(together[chosen])
+        if self.value < self.least:
+            self.best, self.least = self._sets, self.value
+        return True
 
 
 def _streams_in_order(problem: Problem, sets: Sets) -> bool:

@@ -23,6 +23,8 @@ __all__ = ["MOST_TERMS", "ExactSolver", "Solved"]
 
 MOST_TERMS = 60_000
 """Terms of a model that gets anywhere in seconds; beyond, search and relaxation stand alone."""
+_TERMS_PER_WORK = 20_000
+"""Terms of a model that gets anywhere with a unit of work."""
 
 
 def rules(problem: Problem, limits: Limits) -> list[Schedule]:
@@ -126,7 +128,7 @@ class ExactSolver(ABC):
         if search.best.eviction == "none":
             model = SetsModel(problem, search.best)
             left = deadline - time.monotonic()
-            if left > 0 and model.terms <= MOST_TERMS:
+            if left > 0 and model.terms <= min(MOST_TERMS, limits.work * _TERMS_PER_WORK):
                 solved = self.solve_model(model, Limits(limits.work, left, limits.seed))
             if solved is not None:
                 for candidate in model.schedules(solved.values):

@@ -8,6 +8,7 @@ worked on, each after its copy. Residents are never copied. All numbers are inte
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -188,19 +189,22 @@ class Scenarios:
 
     def take_passes(self, count: int) -> Scenarios:
         """Only the first ``count`` passes."""
-        mean = self.mean_demanded
-        return Scenarios(
-            self.prologue_ns[:count],
-            self.lead_ns[:count],
-            self.demand[:count],
-            self.work_ns[:count],
-            self.epilogue_ns[:count],
-            self.weight[:count],
-            None if mean is None else mean[:count],
-            tuple(start for start in self.run_starts if start < count),
-            None if self.start_lead_ns is None else self.start_lead_ns[:count],
-            None if self.host_work_ns is None else self.host_work_ns[:count],
-        )
+        return self._taken(range(min(count, self.passes)))
+
+    def every(self, step: int) -> Scenarios:
+        """Only every so many passes of each run."""
+        return self._taken([index for run in self.runs() for index in run[::step]])
+
+    def _taken(self, passes: Sequence[int]) -> Scenarios:
+        """Only these passes, in ascending order; a run begins with the first that is left of it."""
+        kept = np.array(passes, dtype=np.int64)
+        arrays = {
+            one.name: array[kept]
+            for one in dataclasses.fields(self)
+            if isinstance(array := getattr(self, one.name), np.ndarray)
+        }
+        starts = {int(np.searchsorted(kept, start)) for start in self.run_starts}
+        return dataclasses.replace(self, **arrays, run_starts=tuple(sorted(starts - {len(kept)})))
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,8 +24,8 @@ __all__ = ["Relaxed", "plan_bound", "relax"]
 
 _SCALE = 1 << 50
 """Multipliers are rounded to integers in units of 1 / this."""
-_LARGE = 1_600
-"""Stages of all passes, beyond which the simplex method takes minutes."""
+_LARGE = 1_000
+"""Stages of all passes, beyond which the simplex method takes several times as long."""
 _FIXED_SLOTS = 2
 """Up to this many slots, each number has a program of its own."""
 

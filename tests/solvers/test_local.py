@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from solvers import sets
 from solvers.checker import check_schedule
 from solvers.layout import smallest_capacity
 from solvers.local import FluidClock, move_residents
 from solvers.moves import Move, Sets
 from solvers.outcome import Schedule, StageChoice
-from solvers.problem import Problem, Stage
-from solvers.replay import measure, replay
+from solvers.problem import Problem, Scenarios, Stage
+from solvers.replay import measure, objective, replay
 from solvers.sets import Search, unit_order
 
 
@@ -74,3 +76,36 @@ def test_only_schedules_that_fit_and_the_same_each_time(make: Any, seed: int) ->
         assert all(not list(check_schedule(problem, one)) for one in search.tried)
         found.append((search.best, search.best_value))
     assert found[0] == found[1]
+
+
+def test_few_passes_of_each_run(make: Any) -> None:
+    all_of_them = make.scenarios([[[at]] for at in range(1, 10)])
+    parted = replace(all_of_them, run_starts=(0, 1, 6))
+    few = parted.every(4)  # 0; 1 and 5; 6
+    assert few.demand.ravel().tolist() == [1, 2, 6, 7]
+    assert few.run_starts == (0, 1, 3)
+    assert few.work_ns.ravel().tolist() == parted.work_ns.ravel()[[0, 1, 5, 6]].tolist()
+    assert parted.take_passes(3).run_starts == (0, 1)
+
+
+def test_what_is_hopeless_on_few_passes_is_not_replayed_on_all(
+    even: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = (48, 4)
+    demand = np.ones((*shape, 1), dtype=np.int32)
+    zero = np.zeros(shape, dtype=np.int64)
+    long = Scenarios(zero, zero + 3_000_000, demand, zero[:, :, None], zero, zero[:, 0] + 1)
+    problem = even.replace(scenarios=long)
+    seen: list[int] = []
+
+    def counting(one: Problem, schedule: Schedule) -> int:
+        seen.append(one.scenarios.passes)
+        return objective(one, schedule)
+
+    monkeypatch.setattr(sets, "objective", counting)
+    search = Search(problem, unit_order(problem, None))
+    assert search.try_schedule(keeping((1, 3)))  # 12 ms a pass, and 3 ms more at first
+    assert not search.try_schedule(keeping((0, 1)))  # 15 ms
+    assert seen == [12, 48, 12]
+    assert search.try_schedule(keeping((0, 2)))  # 12 ms a pass
+    assert seen == [12, 48, 12, 12, 48]
