@@ -69,8 +69,10 @@ class CudaRecorder(Recorder):
         self._copies_end_ns = 0
         self._lock = threading.Lock()
 
-    def compute(self, kind: str, pass_index: int, layer: int, item: int, rows: int) -> None:
-        """An operation that was queued now."""
+    def compute(
+        self, kind: str, pass_index: int, layer: int, item: int, rows: int, size_bytes: int = 0
+    ) -> None:
+        """An operation that was queued now; none of a GPU's writes keys and values below."""
         self._work.append(_Work(kind, pass_index, layer, item, rows, _now()))
         if kind == "sample":
             self._settle(all_copies=False)

@@ -25,7 +25,15 @@ from executor.spill import Spill
 from executor.state import GroupState
 from executor.tokenizer import start_tokens
 from executor.units import Unit, Units, head_tile_span, model_units
-from planner.documents import LayerSpec, ModelSpec, Policy, Workload
+from planner.documents import (
+    OWN,
+    FormName,
+    LayerSpec,
+    ModelSpec,
+    Policy,
+    QuantizedExperts,
+    Workload,
+)
 from planner.memory import (
     PURPOSES,
     account_device,
@@ -153,7 +161,7 @@ class Device:
             self._arena.take("dense_slots", str(slot), dense_bytes)
             for slot in range(policy.dense_slots)
         ]
-        size = slot_bytes(model, policy.head_tile_rows, self.dtype.itemsize)
+        size = slot_bytes(model, policy.head_tile_rows, self.dtype.itemsize, policy.expert_forms)
         self._slots = [self._arena.take("slots", str(slot), size) for slot in range(policy.slots)]
         self._resident: dict[Unit, int] = {}
         self._views: dict[tuple[Unit, int | None], dict[str, torch.Tensor]] = {}
@@ -189,7 +197,7 @@ class Device:
         sizes = dict(model_units(model, policy).sizes)
         for unit in sizes:
             if unit.kind != "head":
-                sizes[unit] = self.source.size_bytes(unit)
+                sizes[unit] = self.source.size_bytes(unit, self._form(unit))
             if self.spill is not None and unit.kind == "dense" and unit.stage in self.spill:
                 sizes[unit] = aligned(sizes[unit]) + self.spill.layer_bytes
         return sizes
@@ -223,7 +231,11 @@ class Device:
         if unit.kind == "head":
             return self.source.head_rows(*head_tile_span(self.source.model, self.policy, unit.item))
         raw = unit.kind == "expert" and unit.item in self.policy.layers[unit.stage].raw
-        return self.source.pieces(unit, raw=raw)
+        return self.source.pieces(unit, raw=raw, form=self._form(unit))
+
+    def _form(self, unit: Unit) -> FormName:
+        """The form of an expert, as the plan has it."""
+        return self.policy.layers[unit.stage].form(unit.item) if unit.kind == "expert" else OWN
 
     def _offset(self, unit: Unit, slot: int | None) -> int:
         if slot is None:
@@ -265,7 +277,7 @@ class Device:
             first, _ = head_tile_span(self.source.model, self.policy, unit.item)
             self.source.check_rows(self.source.head_name, first, memory[: region.size_bytes])
         else:
-            self.source.check(unit, memory)
+            self.source.check(unit, memory, self._form(unit))
 
     # --- weights ------------------------------------------------------------------------------
 
@@ -291,18 +303,19 @@ class Device:
         size = 0 if self.spill is None else self.spill.layer_bytes
         return self.memory.view(Region(self._kept_at(unit, slot), size))
 
-    def write_kv(self, unit: Unit, slot: int) -> bool:
-        """Write back what attention added to a layer's keys and values; False where they stay."""
+    def write_kv(self, unit: Unit, slot: int) -> int:
+        """Write back what attention added to a layer's keys and values: bytes, 0 where they stay
+        on the device."""
         if self.spill is None:
-            return False
+            return 0
         kept, state = self._kept(unit, slot), self.state
         if state.begins:
-            self.spill.write(unit.stage, kept)
-            return True
-        for index, (count, past) in enumerate(zip(state.counts, state.past, strict=True)):
-            if count:
-                self.spill.write_token(unit.stage, kept, index, state.column(past))
-        return True
+            return self.spill.write(unit.stage, kept)
+        return sum(
+            self.spill.write_token(unit.stage, kept, index, state.column(past))
+            for index, (count, past) in enumerate(zip(state.counts, state.past, strict=True))
+            if count
+        )
 
     def expert(self, unit: Unit, slot: int | None) -> ExpertWeights:
         """An expert's matrices in its slot (None: resident)."""
@@ -324,10 +337,12 @@ class Device:
         return weights
 
     def _expert_at(self, unit: Unit, offset: int, tensor: _TensorAt) -> ExpertWeights:
-        places, model = self.source.places(unit), self.adapter.model
-        if model.quantized is not None:
+        form, model = self._form(unit), self.adapter.model
+        places = self.source.places(unit, form)
+        how = {one.name: one.quantized for one in model.forms or ()}.get(form, model.quantized)
+        if how is not None:
             tensors = self._tensors(places, offset, tensor)
-            return quantized_expert(model, model.layers[unit.stage], tensors)
+            return quantized_expert(model, model.layers[unit.stage], how, tensors)
         values = self.units.sizes[unit] // self.dtype.itemsize
         return self.adapter.expert_weights(
             tensor(offset, (values,), self.dtype),
@@ -362,12 +377,9 @@ def _host_tensor(
 
 
 def quantized_expert(
-    model: ModelSpec, layer: LayerSpec, tensors: Mapping[str, torch.Tensor]
+    model: ModelSpec, layer: LayerSpec, how: QuantizedExperts, tensors: Mapping[str, torch.Tensor]
 ) -> ExpertWeights:
-    """An expert out of its unit's tensors by role."""
-    how = model.quantized
-    if how is None:
-        raise ValueError("the model's experts are not quantized")
+    """An expert that is quantized, out of its unit's tensors by role."""
     gate_up, down = (
         QuantizedMatrix(
             tensors[f"{role}.values"],

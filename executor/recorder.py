@@ -32,12 +32,21 @@ class Recorder:
         self._duration: defaultdict[str, int] = defaultdict(int)
         self._count: defaultdict[str, int] = defaultdict(int)
 
-    def compute(self, kind: str, pass_index: int, layer: int, item: int, rows: int) -> None:
-        """An operation (or a wait) on the compute channel that ends now."""
-        self._add(kind, pass_index, layer, item, rows, time.perf_counter_ns())
+    def compute(
+        self, kind: str, pass_index: int, layer: int, item: int, rows: int, size_bytes: int = 0
+    ) -> None:
+        """An operation (or a wait) on the compute channel that ends now, and what it writes."""
+        self._add(kind, pass_index, layer, item, rows, time.perf_counter_ns(), size_bytes)
 
     def _add(
-        self, kind: str, pass_index: int, layer: int, item: int, rows: int, end_ns: int
+        self,
+        kind: str,
+        pass_index: int,
+        layer: int,
+        item: int,
+        rows: int,
+        end_ns: int,
+        size_bytes: int = 0,
     ) -> None:
         start_ns, self._compute_ns = self._compute_ns, end_ns
         self._duration[kind] += end_ns - start_ns
@@ -54,7 +63,7 @@ class Recorder:
                     start_ns - origin,
                     end_ns - origin,
                     rows,
-                    0,
+                    size_bytes,
                 )
             )
 

@@ -113,8 +113,8 @@ class Runtime:
             if both is not None and layer >= both.decoder:
                 both.cross_attention(layer, batch)
                 record("cross_attention", pass_index, layer, batch, state.batch_tokens(batch))
-        if slot is not None and self._device.write_kv(dense, slot):
-            record("write_kv", pass_index, layer, -1, state.tokens)
+        if slot is not None and (written := self._device.write_kv(dense, slot)):
+            record("write_kv", pass_index, layer, -1, state.tokens, written)
         if not self._model.layers[layer].experts:
             operations.dense_mlp(layer)
             transfers.release_dense(layer)

@@ -21,7 +21,75 @@ from planner.documents import ModelSpec, Policy, Workload
 from planner.memory import ALIGNMENT_BYTES, group_sequences, kept_tokens, kv_sequence_bytes
 from solvers.errors import RunError
 
-__all__ = ["Spill"]
+__all__ = ["Spill", "SpillFile"]
+
+
+class SpillFile:
+    """A file without a name that is read and written in whole blocks, past the page cache.
+
+    Parameters
+    ----------
+    folder
+        Where it lies.
+    size_bytes
+        All of it, reserved at once.
+    pacer
+        Shared with whatever else uses the same disk.
+    read_into
+        As for weights.
+
+    Attributes
+    ----------
+    bytes_read
+        So far.
+
+    Raises
+    ------
+    RunError
+        If there is no room for the file, or it cannot be made.
+    """
+
+    def __init__(self, folder: Path, size_bytes: int, pacer: Pacer, read_into: ReadInto) -> None:
+        self._pacer = pacer
+        self.bytes_read = 0
+        try:
+            with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+                os.posix_fallocate(file.fileno(), 0, size_bytes)
+                again = Path(f"/proc/self/fd/{file.fileno()}")
+                self._file = DirectFile(again, read_into)
+                direct = os.O_DIRECT if self._file.direct else 0
+                self._descriptor = os.open(again, os.O_WRONLY | os.O_CLOEXEC | direct)
+        except OSError as error:
+            raise RunError(
+                f"{folder}: {size_bytes:,} bytes of keys and values cannot be kept there: "
+                f"{error.strerror}; plan again with --kv device"
+            ) from error
+        self._file.path = folder / "(keys and values)"
+        self.close = weakref.finalize(self, _close, self._file, self._descriptor)
+
+    def read(self, at: int, target: memoryview) -> None:
+        """Bytes from ``at`` on into ``target``."""
+        started = time.perf_counter_ns()
+        self._file.read(target, at, len(target))
+        self.bytes_read += len(target)
+        self._pacer.wait(started, len(target))
+
+    def write(self, at: int, source: memoryview) -> None:
+        """``source``, whole blocks, to the bytes from ``at`` on."""
+        started = time.perf_counter_ns()
+        done, size_bytes = 0, len(source)
+        while done < size_bytes:
+            try:
+                count = os.pwrite(self._descriptor, source[done:], at + done)
+                if count <= 0:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+            except OSError as error:
+                raise RunError(
+                    f"{self._file.path}: writing {size_bytes} bytes failed: {error.strerror}"
+                ) from error
+            # direct writes are of whole blocks
+            done += count if done + count == size_bytes else count - count % ALIGNMENT_BYTES
+        self._pacer.wait(started, size_bytes)
 
 
 class Spill:
@@ -42,13 +110,11 @@ class Spill:
     ----------
     layer_bytes
         Of one layer, for the largest group.
-    bytes_read
-        So far.
 
     Raises
     ------
     RunError
-        If there is no room for the file, or it cannot be made.
+        As ``SpillFile``.
     """
 
     def __init__(
@@ -62,7 +128,7 @@ class Spill:
         pacer: Pacer,
         read_into: ReadInto,
     ) -> None:
-        self._cache, self._dtype, self._pacer = cache, dtype, pacer
+        self._cache, self._dtype = cache, dtype
         self._columns = kept_tokens(workload)
         self._sequences = group_sequences(policy, workload)
         self._places = {
@@ -76,65 +142,40 @@ class Spill:
         values = cache.key_heads * cache.key_size + cache.value_heads * cache.value_size
         self._token_values = values
         self.layer_bytes = self._sequences * self._sequence_bytes
-        self.bytes_read = 0
-        name = folder / "(keys and values)"
-        try:
-            with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-                os.posix_fallocate(file.fileno(), 0, len(self._places) * self.layer_bytes)
-                again = Path(f"/proc/self/fd/{file.fileno()}")
-                self._file = DirectFile(again, read_into)
-                direct = os.O_DIRECT if self._file.direct else 0
-                self._descriptor = os.open(again, os.O_WRONLY | os.O_CLOEXEC | direct)
-        except OSError as error:
-            size = len(self._places) * self.layer_bytes
-            raise RunError(
-                f"{folder}: {size:,} bytes of keys and values cannot be kept there: "
-                f"{error.strerror}; plan again with --kv device"
-            ) from error
-        self._file.path = name
-        self.close = weakref.finalize(self, _close, self._file, self._descriptor)
+        size = len(self._places) * self.layer_bytes
+        self._file = SpillFile(folder, size, pacer, read_into)
+        self.close = self._file.close
+
+    @property
+    def bytes_read(self) -> int:
+        """So far."""
+        return self._file.bytes_read
 
     def __contains__(self, layer: int) -> bool:
         return layer in self._places
 
     def read(self, layer: int, target: memoryview, start: int, size_bytes: int) -> None:
         """Bytes [start, start + size) of a layer into the same place of ``target``."""
-        started = time.perf_counter_ns()
-        at = self._places[layer] * self.layer_bytes + start
-        self._file.read(target[start : start + size_bytes], at, size_bytes)
-        self.bytes_read += size_bytes
-        self._pacer.wait(started, size_bytes)
+        self._file.read(self._at(layer) + start, target[start : start + size_bytes])
 
-    def write(self, layer: int, memory: memoryview) -> None:
-        """All of a layer, from ``memory``."""
+    def write(self, layer: int, memory: memoryview) -> int:
+        """All of a layer, from ``memory``; how many bytes."""
         for start in range(0, self.layer_bytes, self._chunk_bytes):
-            self._write(layer, memory, start, min(self._chunk_bytes, self.layer_bytes - start))
+            stop = min(start + self._chunk_bytes, self.layer_bytes)
+            self._file.write(self._at(layer) + start, memory[start:stop])
+        return self.layer_bytes
 
-    def write_token(self, layer: int, memory: memoryview, sequence: int, column: int) -> None:
-        """The blocks that hold one token of a sequence."""
+    def write_token(self, layer: int, memory: memoryview, sequence: int, column: int) -> int:
+        """The blocks that hold one token of a sequence; how many bytes."""
         token = self._token_values * self._dtype.itemsize
         start = sequence * self._sequence_bytes + column * token
         first = start - start % ALIGNMENT_BYTES
         stop = -(-(start + token) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        self._write(layer, memory, first, stop - first)
+        self._file.write(self._at(layer) + first, memory[first:stop])
+        return stop - first
 
-    def _write(self, layer: int, memory: memoryview, start: int, size_bytes: int) -> None:
-        started = time.perf_counter_ns()
-        at, done = self._places[layer] * self.layer_bytes + start, 0
-        while done < size_bytes:
-            try:
-                count = os.pwrite(
-                    self._descriptor, memory[start + done : start + size_bytes], at + done
-                )
-                if count <= 0:
-                    raise OSError(errno.EIO, os.strerror(errno.EIO))
-            except OSError as error:
-                raise RunError(
-                    f"{self._file.path}: writing {size_bytes} bytes failed: {error.strerror}"
-                ) from error
-            # direct writes are of whole blocks
-            done += count if done + count == size_bytes else count - count % ALIGNMENT_BYTES
-        self._pacer.wait(started, size_bytes)
+    def _at(self, layer: int) -> int:
+        return self._places[layer] * self.layer_bytes
 
     def views(self, slot: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [sequences, heads, columns, size] in a slot's bytes (of ``dtype``)."""

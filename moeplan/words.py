@@ -23,6 +23,7 @@ from planner.documents import (
 )
 from planner.documents.placement import PlacementCandidate
 from planner.host import host_words
+from planner.kv import writes_words
 from planner.objectives import objective_named
 from solvers.errors import OptionError
 
@@ -161,7 +162,8 @@ def _keeps(plan: Plan, model: ModelSpec | None) -> str:
     if policy.kv is not None and dense < layers:
         text += (
             "Keys and values of the layers whose dense parts are copied lie below the device, too: "
-            "they come with the dense part, and what attention adds is written back. "
+            "they come with the dense part, and what attention adds is written back "
+            f"({writes_words(None, plan.predicted.totals)}). "
         )
     if experts is not None and resident == experts:
         return text + "No expert is ever copied again."

@@ -46,7 +46,7 @@ class Row:
     ----------
     quantity
         ``compute_<dtype>`` (dense matrix products), ``device_bandwidth``, ``device_memory``,
-        ``link`` (host to device), ``disk`` (reads).
+        ``link`` (host to device), ``disk`` (reads), ``disk_write``.
     value
         In FLOP/s, bytes/s or bytes.
     kind
@@ -167,6 +167,7 @@ def named_machine(name: str) -> Machine:
         host_memory_bytes=host,
         link_bytes_per_second=_needed("link", parts["link"], "link") if part == "gpu" else None,
         disk_bytes_per_second=_needed("drive", drive, "disk"),
+        disk_write_bytes_per_second=figure("drive", drive, "disk_write"),
         assumed=tuple(assumed),
     )
 

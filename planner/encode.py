@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from planner.documents import (
+    OWN,
     Channel,
     Curve,
+    FormName,
     HostCompute,
     LayerPolicy,
     MemoryAccount,
@@ -29,9 +31,10 @@ from planner.documents import (
     RawCopies,
     Workload,
 )
+from planner.form_costs import expert_curve, form_places
 from planner.host import host_stays
+from planner.kv import Written, write_price, written_layer, written_tokens
 from planner.memory import (
-    ALIGNMENT_BYTES,
     EXPERT_TILE_ROWS,
     account_device,
     aligned,
@@ -146,7 +149,8 @@ class Encoding:
     @property
     def slot_bytes(self) -> int:
         """Device memory of one slot for experts and head tiles."""
-        return slot_bytes(self.profile.model, self.tiling[0], self.dtype_bytes)
+        model, forms = self.profile.model, self.profile.forms
+        return slot_bytes(model, self.tiling[0], self.dtype_bytes, forms)
 
     @property
     def capacity_bytes(self) -> int:
@@ -188,6 +192,11 @@ class Encoding:
             held = held_expert_bytes(layer)
             expert = self._unit("expert", layer.expert_bytes, held, factors.copy)
             items = [expert] * layer.experts
+            if self.profile.forms and self.profile.forms[layer.index]:
+                forms, units = self.profile.forms[layer.index], {}
+                for form in {*forms}:
+                    units[form] = self.expert_unit(layer.index, form, factors.copy)
+                items = [units[form] for form in forms]
             for item in self.raw[layer.index] if self.raw else ():
                 items[item] = self._unit("raw", layer.expert_bytes, held, factors.raw)
             stages.append(Stage(dense, tuple(items)))
@@ -197,6 +206,11 @@ class Encoding:
         sizes = [min(rows, model.vocab_size - tile * rows) * row_bytes for tile in range(tiles)]
         tile_units = tuple(self._unit("head", size, held, factors.copy) for size in sizes)
         return (*stages, Stage(None, tile_units, sequential=True))
+
+    def expert_unit(self, layer: int, form: FormName, factor: float = 1.0) -> Unit:
+        """One of a layer's experts in a form."""
+        size = self.profile.model.form_bytes(layer, form)
+        return self._unit("expert", size, aligned(size), factor)
 
     def kv_bytes(self, layer: int) -> int:
         """Keys and values of a layer that are copied with its dense part, where that streams."""
@@ -210,17 +224,19 @@ class Encoding:
         """Keys and values of all layers, where they are copied."""
         return sum(map(self.kv_bytes, range(len(self.profile.model.layers))))
 
-    def write_kv_ns(self, shape: PassShape, layer: int, factor: float) -> int:
-        """Writing back what attention added to them: all of them in prefill, in decode the blocks
-        of each sequence's new token. Priced as reads of as many bytes."""
-        size = self.kv_bytes(layer)
-        if not size:
-            return 0
-        if shape.phase == "prefill":
-            return self._unit("expert", size, size, factor).copy_ns
+    def kv_written(self, shape: PassShape, layer: int) -> Written:
+        """What attention added to them: all in prefill, in decode a token of each sequence."""
+        if self.kv is None or shape.phase == "prefill":
+            return written_layer(self.kv_bytes(layer), self.chunk_bytes)
         token = kv_token_bytes(self.profile.model, layer, self.dtype_bytes)
-        blocks = aligned(token) + (ALIGNMENT_BYTES if token % ALIGNMENT_BYTES else 0)
-        return shape.sequences * self.copy_ns(blocks, factor)
+        return written_tokens(token, shape.sequences)
+
+    def write_kv_ns(self, shape: PassShape, layer: int, factors: Factors) -> int:
+        """Writing that back, where it lies below."""
+        as_read = partial(self.copy_ns, factor=factors.copy)
+        paced, factor = self.link.paced_bytes_per_second, factors.of(shape.phase)
+        price = write_price(self.profile.costs, factor, paced, as_read)
+        return self.kv_written(shape, layer).total_ns(price)
 
     def _unit(self, kind: UnitKind, size_bytes: int, held_bytes: int, factor: float) -> Unit:
         chunks = max(-(-size_bytes // self.chunk_bytes), 1)
@@ -266,12 +282,17 @@ class Encoding:
                 if (one, parts) not in leads:
                     leads[one, parts] = self.lead(one, layer.index, factor).total_ns
                 lead[index, layer.index] = leads[one, parts]
-                back[index, layer.index] = self.write_kv_ns(one, layer.index, factors.copy)
+                back[index, layer.index] = self.write_kv_ns(one, layer.index, factors)
                 if layer.experts:
                     count = self.rows(one, layer.index)
                     epilogue[index, layer.index] = self._time("combine", count, factor, one.phase)
             rows = demand[index, moe]
-            work[index, moe] = self.expert_times(rows, factor, one.phase)
+            took = self.expert_times(rows, factor, one.phase)
+            for form, places in self._places.items():
+                there = np.s_[:, : places.shape[1]]
+                own = self.expert_times(rows[there], factor, one.phase, form)
+                took[there][places] = own[places]
+            work[index, moe] = took
             demand[index, -1, :tiles] = one.sequences
             head = self._time("head", one.sequences, factor, one.phase)
             work[index, -1, :tiles] = -(-head // tiles)
@@ -300,6 +321,10 @@ class Encoding:
         curve = costs.host_expert
         times = [curve.tiled(int(count), EXPERT_TILE_ROWS) for count in different]
         return np.array(times, dtype=np.int64)[places].reshape(rows.shape)
+
+    @cached_property
+    def _places(self) -> dict[FormName, npt.NDArray[np.bool_]]:
+        return form_places(self.profile.model, self.profile.forms)
 
     def rows(self, shape: PassShape, layer: int) -> int:
         """Tokens that a layer computes in a pass."""
@@ -340,10 +365,10 @@ class Encoding:
         return 1.0 + (factor - 1.0) / general * (costs.slowdown(kind, phase) - 1.0)
 
     def expert_times(
-        self, rows: npt.NDArray[np.int32], factor: float, phase: str
+        self, rows: npt.NDArray[np.int32], factor: float, phase: str, form: FormName = OWN
     ) -> npt.NDArray[np.int64]:
-        """Time of each expert that gets ``rows`` [...]."""
-        curve = self.profile.costs.curves["expert"]
+        """Time of each expert that gets ``rows`` [...], in one form."""
+        curve = expert_curve(self.profile.costs, form)
         different, places = np.unique(rows, return_inverse=True)
         factor = self._slowed("expert", factor, phase)
         times = [
@@ -357,7 +382,8 @@ class Encoding:
     def policy(self, schedule: Schedule) -> Policy:
         """The plan's form of a schedule."""
         rows, tiles = self.tiling
-        raw = self.raw or (frozenset[int](),) * len(self.profile.model.layers)
+        count = len(self.profile.model.layers)
+        raw, forms = self.raw or (frozenset[int](),) * count, self.profile.forms or ((),) * count
         return Policy(
             n_batches=self.n_batches,
             batch_size=self.batch_size,
@@ -368,8 +394,9 @@ class Encoding:
                     choice.prefetch,
                     "lookahead" if choice.looks_ahead else "plan",
                     tuple(sorted(raw - set(choice.resident))),
+                    forms,
                 )
-                for choice, raw in zip(schedule.stages[:-1], raw, strict=True)
+                for choice, raw, forms in zip(schedule.stages[:-1], raw, forms, strict=True)
             ),
             head_tile_rows=rows,
             head_tiles=tiles,

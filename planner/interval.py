@@ -2,12 +2,13 @@
 
 A rate's interval is meant to hold nine of ten runs. Its parts are taken to be independent:
 
-- the disk's bandwidth, where compute waits for it: its spread, of means over a run's time;
-- each kind's curve, by its share of the run: its error at samples that it was not fitted to, all
-  sizes alike, since a run has few; of a measured curve that is how far the profile's two halves lie
-  apart, and a run lies nearer to both of them together;
-- the machine's drift, by the share that does not wait: the spread of a fixed operation in the
-  profile, of means over a run's time;
+- the disk's bandwidth, as far as the run's time goes with copies: its spread, of means over a
+  run's time;
+- each kind's curve, by its share of what the run's time goes with: its error at samples that it was
+  not fitted to, all sizes alike, since a run has few; of a measured curve that is how far the
+  profile's two halves lie apart, and a run lies nearer to both of them together;
+- the machine's drift, as far as the run's time goes with computation: the spread of a fixed
+  operation in the profile, of means over a run's time;
 - routing: a run is one draw, and the spread over the scenarios' runs says how far draws lie apart;
 - the model itself: what replays leave out.
 """
@@ -75,9 +76,20 @@ def rate(tokens: int, total_ns: int, per_run: npt.NDArray[np.int64], error: floa
 
 
 def relative_error(
-    costs: CostProfile, link: Channel, by_kind: Mapping[str, int], wall_ns: int
+    costs: CostProfile, link: Channel, by_kind: Mapping[str, int], wall_ns: int, computing: float
 ) -> float:
-    """Relative standard deviation of a run's time, but for its routing."""
+    """Relative standard deviation of a run's time, but for its routing.
+
+    Parameters
+    ----------
+    costs, link
+        With their spreads.
+    by_kind, wall_ns
+        What each kind takes of a run, waits too, and the run.
+    computing
+        By how many percent the run takes longer where all computation takes 1% longer, from 0 to 1
+        (``planner.computing``): what copies hide of computation makes no run longer.
+    """
     bandwidth = link.bandwidth_bytes_per_second
     # a paced link is as steady as its pace
     steady = link.paced_bytes_per_second is not None
@@ -89,9 +101,12 @@ def relative_error(
     of_kinds["attention"] = (*costs.attention_decode.curves, *costs.attention_prefill.curves)
     if costs.cross_decode is not None and costs.cross_prefill is not None:
         of_kinds["cross_attention"] = (*costs.cross_decode.curves, *costs.cross_prefill.curves)
-    curves = [_error(ones) * by_kind.get(kind, 0) / wall for kind, ones in of_kinds.items()]
-    waiting = waits / wall
-    return math.hypot(waiting * copies, *curves, (1 - waiting) * drift, _MODEL_ERROR)
+    if costs.kv_writes is not None:
+        of_kinds["write_kv"] = (costs.kv_writes.alone, costs.kv_writes.beside)
+    worked = max(wall - waits, 1)
+    curves = [_error(ones) * by_kind.get(kind, 0) / worked for kind, ones in of_kinds.items()]
+    parts = (computing * one for one in (*curves, drift))
+    return math.hypot((1 - computing) * copies, *parts, _MODEL_ERROR)
 
 
 def _error(curves: Sequence[Curve]) -> float:

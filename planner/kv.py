@@ -2,17 +2,122 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Literal, NamedTuple, get_args
 
-from planner.documents import ModelSpec
+from planner.documents import CostProfile, ModelSpec, PredictedTotals
+from planner.memory import ALIGNMENT_BYTES
 from solvers.errors import OptionError, UnsupportedError
 
-__all__ = ["KV_PLACES", "Place", "check_place", "kv_stays"]
+__all__ = [
+    "KV_PLACES",
+    "NOT_MEASURED",
+    "Place",
+    "Written",
+    "check_place",
+    "kv_stays",
+    "share_beside",
+    "write_price",
+    "writes_words",
+    "written_layer",
+    "written_tokens",
+]
 
 Place = Literal["auto", "device", "below"]
 
 KV_PLACES: tuple[Place, ...] = get_args(Place)
 """What can be asked for; ``auto``: below only where the device is small for them."""
+
+NOT_MEASURED = (
+    "writes of keys and values were not measured and are priced as reads of as many bytes"
+)
+
+
+def writes_words(costs: CostProfile | None, totals: PredictedTotals) -> str:
+    """What writing back takes of a run, and where its price is from (None: that is not said)."""
+    share = totals.duration_by_kind_ns.get("write_kv", 0) / max(totals.wall_ns, 1)
+    text = f"writing back what is new takes {share:.1%} of the time"
+    if costs is None:
+        return text
+    writes = costs.kv_writes
+    if writes is None:
+        return f"{text}; {NOT_MEASURED}"
+    if writes.alone.source != "measured":
+        return f"{text}, by a drive's figures ({writes.alone.source})"
+    return f"{text}, as measured alone and beside copies"
+
+
+class Written(NamedTuple):
+    """Writes by their size: (bytes of one, how many of them in ``per`` times)."""
+
+    sizes: tuple[tuple[int, int], ...]
+    per: int = 1
+
+    @property
+    def size_bytes(self) -> int:
+        """All bytes, rounded up."""
+        return self.total_ns(lambda size: size)
+
+    def total_ns(self, one_ns: Callable[[int], int]) -> int:
+        """One after the other, by what one of a size takes; rounded up."""
+        return -(-sum(one_ns(size) * count for size, count in self.sizes) // self.per)
+
+
+def share_beside(costs: CostProfile, factor: float) -> float:
+    """The share of computation that lies beside copies, by the factor that it is slowed by; all of
+    it where nothing slows it, so that nothing tells."""
+    general = costs.compute_slowdown.value - 1.0
+    return min((factor - 1.0) / general, 1.0) if general > 0 else 1.0
+
+
+def write_price(
+    costs: CostProfile, factor: float, paced: int | None, as_read: Callable[[int], int]
+) -> Callable[[int], int]:
+    """What one write of so many bytes takes, in ns.
+
+    Parameters
+    ----------
+    costs
+        Where writes were measured.
+    factor
+        By which computation is slowed: as much of it as of that lies beside copies.
+    paced
+        Bandwidth that the link is held to.
+    as_read
+        What reading as many bytes takes: the price where writes were not measured.
+    """
+    writes = costs.kv_writes
+    if writes is None:
+        return as_read
+    share = share_beside(costs, factor)
+
+    def one(size_bytes: int) -> int:
+        floor = size_bytes * 1e9 / paced if paced else 0.0
+        return math.ceil(max(writes(size_bytes, share), floor))
+
+    return one
+
+
+def written_layer(size_bytes: int, chunk_bytes: int) -> Written:
+    """All of a layer's keys and values, in chunks: where sequences begin."""
+    whole, rest = divmod(size_bytes, chunk_bytes)
+    return Written(tuple((size, n) for size, n in ((chunk_bytes, whole), (rest, 1)) if size and n))
+
+
+def written_tokens(token_bytes: int, sequences: int) -> Written:
+    """The blocks that hold one token of each sequence: the mean over the columns that it may have.
+
+    Tokens lie one behind the other, so some begin in one block and end in the next.
+    """
+    columns = ALIGNMENT_BYTES // math.gcd(token_bytes, ALIGNMENT_BYTES)
+    blocks = Counter(
+        -(-(column + 1) * token_bytes // ALIGNMENT_BYTES) - column * token_bytes // ALIGNMENT_BYTES
+        for column in range(columns)
+    )
+    sizes = ((count * ALIGNMENT_BYTES, sequences * blocks[count]) for count in sorted(blocks))
+    return Written(tuple(sizes), columns)
 
 
 def kv_stays(model: ModelSpec, device: str) -> str | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from planner.busy import BINDS_WORDS, busy_of
 from planner.documents import MemoryAccount, Policy, Predicted
 from planner.formats import format_words
+from planner.forms import expert_error, forms_words
 from planner.groups import Candidate, smallest_budget_bytes
 from planner.host import host_words
 from planner.interval import extrapolated
+from planner.kv import writes_words
 from planner.sizes import typed_size
 
 __all__ = ["plan_notes"]
@@ -29,7 +31,8 @@ def plan_notes(
         _group(candidate, memory),
         _copies(candidate, predicted),
         format_words(candidate, policy),
-        _keys_values(candidate, policy, memory),
+        _forms(candidate, policy),
+        _keys_values(candidate, policy, memory, predicted),
         _hosted(policy, predicted),
         _binds(predicted),
         *_rivals(solver, value, rivals),
@@ -74,7 +77,15 @@ def _copies(candidate: Candidate, predicted: Predicted) -> str:
     )
 
 
-def _keys_values(candidate: Candidate, policy: Policy, memory: MemoryAccount) -> str:
+def _forms(candidate: Candidate, policy: Policy) -> str:
+    profile = candidate.encoding.profile
+    experts = sum(layer.experts for layer in profile.model.layers)
+    return forms_words(policy, expert_error(profile, policy), experts)
+
+
+def _keys_values(
+    candidate: Candidate, policy: Policy, memory: MemoryAccount, predicted: Predicted
+) -> str:
     """Where they lie, if not all on the device, and why."""
     encoding = candidate.encoding
     if encoding.kv is None:
@@ -92,7 +103,7 @@ def _keys_values(candidate: Candidate, policy: Policy, memory: MemoryAccount) ->
     return (
         f"keys and values of {len(streams)} of {len(policy.layers)} layers lie below the device, "
         f"and each pass copies them with the dense parts, {typed_size(size)} in all: {why}; "
-        "writing them back is priced as reading as much, it was not measured"
+        f"{writes_words(encoding.profile.costs, predicted.totals)}"
     )
 
 

@@ -19,6 +19,7 @@ from planner.documents import (
     Curve,
     Figure,
     Hardware,
+    KvWrites,
     Machine,
     ModelSpec,
     ProfileIndex,
@@ -30,6 +31,8 @@ from planner.documents import (
 from planner.drawn_routing import DrawnRouting
 from planner.encode import DTYPE_BYTES
 from planner.files import exists, is_dir
+from planner.groups import CHUNK_BYTES
+from planner.memory import ALIGNMENT_BYTES
 from planner.profiles import Profile
 from planner.roofline import OperationCosts, Roofline, efficiencies, reached
 from planner.routing import write_trace
@@ -191,6 +194,7 @@ def offline_profile(
         # what is common to all operations
         reference_ns=Figure(1.0, "fitted", efficiencies()["system"].held_out_error),
         host_expert=_host_expert(model, machine, dtype, channel),
+        kv_writes=_kv_writes(machine),
     )
     index = ProfileIndex(
         # a file, which no run takes for a checkpoint
@@ -222,6 +226,21 @@ def _host_expert(
         )
     bandwidth = channel.bandwidth_bytes_per_second.value
     return OperationCosts(roofline, model, DTYPE_BYTES[dtype], bandwidth).host_curve(channel)
+
+
+def _kv_writes(machine: Machine) -> KvWrites | None:
+    """Of a drive whose speed of writing is known, beside reads as alone; None: priced as reads."""
+    speed = machine.disk_write_bytes_per_second
+    if speed is None or machine.device != "cpu":
+        return None
+    speed = _unsure(reached(speed, "disk"))
+    rows = (ALIGNMENT_BYTES, CHUNK_BYTES[0])
+    whole = [_DISK_LATENCY_NS.value + size * 1e9 / speed.value for size in rows]
+    error = (speed.spread or 0.0) / speed.value
+    counts = (max(speed.samples, 1),) * len(rows)
+    spread = tuple(round(error * one) for one in whole)
+    curve = Curve(rows, tuple(map(round, whole)), spread, counts, speed.source, error)
+    return KvWrites(curve, curve)
 
 
 def _tiers(machine: Machine, model: ModelSpec) -> tuple[Tier, ...]:

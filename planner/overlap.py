@@ -53,6 +53,9 @@ def overlap(
     weight = problem.scenarios.weight
     # what the host computes the device does not
     compute = (problem.scenarios.compute_ns - result.spared_ns).sum(axis=1) * weight
+    if problem.scenarios.start_lead_ns is not None:
+        streams = np.array([not choice.start_resident for choice in schedule.stages])
+        compute = compute + (problem.scenarios.start_lead_ns * streams).sum(axis=1) * weight
     channel = result.busy_ns.sum(axis=1) * weight
     waits = (result.wait_start_ns.sum(axis=1) + result.wait_item_ns.sum(axis=1)) * weight
     # compute waits for nothing but the channel: the rest of its time lies beside computation

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.computing import computing_share
 from planner.documents import Event, Predicted, PredictedTotals, Slowdown, Timeline
 from planner.encode import Encoding, Factors
 from planner.interval import rate, relative_error
@@ -74,7 +75,8 @@ def predict(judged: Judged, schedule: Schedule) -> Predicted:
     )
     per_run = (pass_ns * weight).reshape(runs, -1)
     encoding = judged.encoding
-    spread = relative_error(encoding.profile.costs, encoding.link, by_kind, wall_ns)
+    computing = computing_share(judged.problem, schedule)
+    spread = relative_error(encoding.profile.costs, encoding.link, by_kind, wall_ns, computing)
     new_tokens = workload.requests * workload.new_tokens
     decoded = workload.requests * (workload.new_tokens - 1)
     decode_runs = per_run[:, decode[: len(judged.shapes)]].sum(axis=1)
@@ -229,7 +231,8 @@ def _computed(judged: Judged, times: StageTimes, streams: bool) -> list[Event]:
 
     def add(kind: str, item: int, start: int, end: int, rows: int) -> None:
         layer = -1 if kind == "embed" else stage
-        events.append(Event(kind, "compute", times.pass_index, layer, item, start, end, rows, 0))
+        size = encoding.kv_written(shape, stage).size_bytes if kind == "write_kv" else 0
+        events.append(Event(kind, "compute", times.pass_index, layer, item, start, end, rows, size))
 
     if stage == 0:
         fed = embedded(encoding.profile.model, shape)
@@ -240,7 +243,7 @@ def _computed(judged: Judged, times: StageTimes, streams: bool) -> list[Event]:
     if stage < last:
         factor = judged.factors.of(shape.phase)
         steps = list(encoding.lead(shape, stage, factor).steps)
-        wrote = encoding.write_kv_ns(shape, stage, judged.factors.copy) if streams else 0
+        wrote = encoding.write_kv_ns(shape, stage, judged.factors) if streams else 0
         if wrote:
             after = sum(step[0] == "attention" for step in steps)
             steps.insert(after, ("write_kv", -1, tokens, wrote))

@@ -82,6 +82,7 @@ def _fault(row: Event, plan: Plan, model: ModelSpec | None) -> tuple[str, str] |
     if row.pass_index >= 2 * plan.workload.new_tokens + copies:
         return "timeline_pass", f"pass {row.pass_index} of {plan.workload.new_tokens} new tokens"
     waits = row.kind.startswith("wait_")
-    if (row.size_bytes > 0) != copies or (row.rows > 0) != (not copies and not waits):
+    moves, works = copies or row.kind == "write_kv", not copies and not waits
+    if (row.size_bytes > 0) != moves or (row.rows > 0) != works:
         return "timeline_size", f"{row.rows} rows and {row.size_bytes} bytes"
     return None

@@ -18,6 +18,7 @@ from planner.documents import (
     CostProfile,
     Curve,
     Figure,
+    FormName,
     Hardware,
     ModelSpec,
     RawCopies,
@@ -34,6 +35,7 @@ from profiler.compute import Cell, decode_cells, measure_cell, prefill_cells
 from profiler.contention import Turn, contend, kind_slowdowns, slowdowns
 from profiler.curves import drifting, fit_curve, fit_surface
 from profiler.in_runs import as_runs_do
+from profiler.kv import WriteSamples, measure_writes
 from profiler.layout import BenchPlan, Layout
 from profiler.link import CopySample, copies_alone, fit_link, one_moment
 from profiler.machine import describe_machine
@@ -49,6 +51,10 @@ _MOST_PREFILL_TOKENS = 1024
 _SLOTS = (12, 8, 6, 4, 3, 2, 1)
 _CONTENTION_CELLS = 8
 """Contention takes as long as so many kinds of pass: it is a difference, which needs more."""
+_REFERENCE_NS = 25_000_000
+"""For each of these in a cell one moment of the reference after it: about a quarter more time.
+Single moments of 5 ms scattered by 0.23 where the means of five seconds did by 0.14, four by 0.17.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +121,14 @@ class Measurement:
     prefill_pairs: list[tuple[Turn, Turn]] = field(default_factory=list)
     raw_copies: list[CopySample] = field(default_factory=list)
     raw_pairs: list[tuple[Turn, Turn]] = field(default_factory=list)
+    writes: WriteSamples = field(default_factory=WriteSamples)
+    form_samples: dict[FormName, PassSamples] = field(default_factory=dict)
     runs: list[Observed] = field(default_factory=list)
     reference: Reference = field(default_factory=Reference)
     order: Random = field(default_factory=lambda: Random(0))
+
+    def __post_init__(self) -> None:
+        self.reference.moments = max(self.effort.cell_ns // _REFERENCE_NS, 1)
 
     @property
     def model(self) -> ModelSpec:
@@ -145,6 +156,7 @@ class Measurement:
             tasks += self.link_tasks(chunk)
             if self.source.both:
                 tasks += self.link_tasks(chunk, raw=True)
+        tasks.append(Task("writes of keys and values", 12 * self.effort.cell_ns, self._writes))
         groups = [*decode_cells(self.model), *prefill_cells(self.model, _MOST_PREFILL_TOKENS)]
         for cells in groups:
             fitting, plan = _fitting(layout, cells)
@@ -158,6 +170,7 @@ class Measurement:
         decoding = any(task.what.startswith("decode") for task in tasks)
         if not decoding or not any(task.what.startswith("prefill") for task in tasks):
             self._refuse()
+        tasks += self._form_tasks(groups)
         tasks += self._contention_tasks()
         if self.source.both:
             tasks += self._contention_tasks(raw=True)
@@ -202,16 +215,44 @@ class Measurement:
             copies += copies_alone(bench, self.order)
         return one_moment(copies)[:fill]
 
+    def _writes(self) -> None:
+        each_ns = self.effort.cell_ns // 2
+        sizes = self.source, self.backend.name, self.memory_bytes
+        measure_writes(*sizes, self.writes, each_ns, self.order)
+        self.reference.take()
+
     # --- computation --------------------------------------------------------------------------
 
-    def _compute(self, cells: Sequence[Cell], plan: BenchPlan) -> Callable[[], None]:
+    def _compute(
+        self, cells: Sequence[Cell], plan: BenchPlan, samples: PassSamples | None = None
+    ) -> Callable[[], None]:
+        into = self.samples if samples is None else samples
+
         def task() -> None:
             with self._bench(plan) as bench:
                 for cell in cells:
-                    measure_cell(bench, cell, self.samples, self.effort.cell_ns)
+                    measure_cell(bench, cell, into, self.effort.cell_ns)
                     self.reference.take()
 
         return task
+
+    def _form_tasks(self, groups: Sequence[Sequence[Cell]]) -> list[Task]:
+        """Experts in each quantized form that the store has beside the checkpoint's own: at one
+        context in decode, and at the prompts that bring the most tokens in prefill."""
+        kinds = [[cells for cells in groups if (cells[0].prompt_tokens is None) == one] for one in
+                 (True, False)]  # fmt: skip
+        chosen = [max(some, key=lambda cells: cells[-1].tokens) for some in kinds]
+        tasks = []
+        for form in self.model.forms or ():
+            samples = self.form_samples.setdefault(form.name, PassSamples())
+            layout = Layout(self.model, self.memory_bytes, form=form.name)
+            for cells in chosen:
+                fitting, plan = _fitting(layout, cells)
+                if plan is not None:
+                    estimate = (self.effort.cell_ns + 50_000_000) * len(fitting) + 100_000_000
+                    task = self._compute(fitting, plan, samples)
+                    tasks.append(Task(f"experts in {form.name}", estimate, task))
+        return tasks
 
     # --- contention ---------------------------------------------------------------------------
 
@@ -301,6 +342,13 @@ class Measurement:
         link = self._channel(self.raw_copies)
         return RawCopies(link, ratios.copy_slowdown, ratios.compute_slowdown)
 
+    def _forms(self) -> dict[FormName, Curve] | None:
+        """Experts in quantized forms, where the store has them beside the checkpoint's own."""
+        found = {
+            form: fit_curve(samples.rows("expert")) for form, samples in self.form_samples.items()
+        }
+        return found or None
+
     def costs(self, hardware: Hardware) -> CostProfile:
         """How long everything takes."""
         kinds: list[OperationKind] = [
@@ -327,6 +375,8 @@ class Measurement:
             slowdown_by_kind=self._by_kind(self.pairs),
             prefill_slowdown_by_kind=self._by_kind(self.prefill_pairs),
             raw=self._raw(),
+            forms=self._forms(),
+            kv_writes=self.writes.fit(),
         )
         return self._as_in_runs(costs)
 

@@ -15,6 +15,7 @@ from typing import Literal, get_args
 
 from planner.documents import CostProfile, Curve, Event, Surface
 from planner.interval import TILED
+from planner.kv import Written, written_layer
 from planner.memory import EXPERT_TILE_ROWS
 from profiler.contention import overlap
 
@@ -26,6 +27,7 @@ __all__ = [
     "between_passes_ns",
     "slowed",
     "surface_of",
+    "written",
 ]
 
 SurfaceName = Literal["attention_decode", "attention_prefill", "cross_decode", "cross_prefill"]
@@ -51,6 +53,8 @@ class Observed:
         Whether all prompts are about as long: only then prefill's attention can be compared.
     encoder
         Layers that are an encoder's, the first ones.
+    chunk_bytes
+        Piece of a copy, and of a write of all keys and values of a layer.
     """
 
     events: tuple[Event, ...]
@@ -59,6 +63,7 @@ class Observed:
     head_tiles: int
     uniform: bool = False
     encoder: int = 0
+    chunk_bytes: int = 1 << 20
 
     def phase(self, event: Event) -> str:
         """Which phase an event belongs to."""
@@ -100,12 +105,28 @@ def surface_of(run: Observed, event: Event) -> tuple[SurfaceName, int, int] | No
     return ("attention_prefill", sequences, run.prompt_tokens) if run.uniform else None
 
 
+def written(run: Observed, event: Event) -> Written:
+    """The writes of a ``write_kv``: chunks where sequences begin, else some blocks for each."""
+    if run.phase(event) == "prefill":
+        return written_layer(event.size_bytes, run.chunk_bytes)
+    return Written(((event.size_bytes // event.rows, event.rows),))
+
+
+def _writing_ns(costs: CostProfile, run: Observed, event: Event, share: float) -> int | None:
+    writes = costs.kv_writes
+    if writes is None or not event.size_bytes:
+        return None
+    return written(run, event).total_ns(lambda size: round(writes(size, share)))
+
+
 def alone_ns(costs: CostProfile, run: Observed, event: Event) -> int | None:
     """What the curves say of an operation with nothing beside it; None where they say nothing."""
     if event.kind in ("attention", "cross_attention"):
         named = surface_of(run, event)
         surface: Surface | None = None if named is None else getattr(costs, named[0])
         return None if named is None or surface is None else surface(*named[1:])
+    if event.kind == "write_kv":
+        return _writing_ns(costs, run, event, 0.0)
     curve: Curve | None = costs.curves.get(event.kind)  # type: ignore[call-overload]
     if curve is None:
         return None
@@ -126,6 +147,10 @@ def slowed(costs: CostProfile, run: Observed) -> Iterator[tuple[Event, float]]:
         own = [event for event in working if run.phase(event) == phase]
         share = overlap(own, copies)
         for event in own:
+            if event.kind == "write_kv":
+                alone, beside = (_writing_ns(costs, run, event, one) for one in (0.0, share))
+                yield event, beside / alone if alone and beside else 1.0
+                continue
             yield event, 1 + share * (costs.slowdown(event.kind, phase) - 1)
 
 

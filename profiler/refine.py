@@ -19,6 +19,7 @@ from planner.documents import (
     CostProfile,
     Event,
     Hardware,
+    KvWrites,
     Surface,
     Trace,
     document_hash,
@@ -28,7 +29,15 @@ from planner.profiles import Profile
 from profiler.contention import overlap
 from profiler.correct import corrected, scaled_channel, scaled_surface, weight
 from profiler.curves import figure
-from profiler.observed import SURFACES, Observed, SurfaceName, alone_ns, slowed, surface_of
+from profiler.observed import (
+    SURFACES,
+    Observed,
+    SurfaceName,
+    alone_ns,
+    slowed,
+    surface_of,
+    written,
+)
 from solvers.errors import OptionError, StaleError
 
 __all__ = ["Refined", "Step", "check_source", "observed", "refine"]
@@ -155,6 +164,7 @@ def observed(trace: Trace, encoder: int = 0) -> Observed:
         tiles,
         uniform=True,
         encoder=encoder,
+        chunk_bytes=trace.chunk_bytes or 1,
     )
 
 
@@ -179,6 +189,9 @@ def refine(profile: Profile, trace: Trace) -> Refined:
     # all kinds of unit alike, as they nearly are
     share = profile.model.stored_share("expert")
     seen = _computed(costs, run)
+    if costs.forms is not None:
+        # nor of several forms which was computed
+        seen = [one for one in seen if one.event.kind != "expert"]
     # of two formats a trace does not tell which was copied
     copies = [] if costs.raw is not None else _copied(costs, run)
     channel = _channel(profile.hardware, copies)
@@ -279,7 +292,24 @@ def _refit(costs: CostProfile, run: Observed, seen: Sequence[_Seen]) -> CostProf
         if samples:
             curves[kind] = corrected(curve, samples, longer=kind not in TILED)
     surfaces: dict[str, Any] = {name: _rescaled(costs, run, seen, name) for name in SURFACES}
-    return replace(costs, curves=curves, **surfaces)
+    return replace(costs, curves=curves, kv_writes=_rewritten(costs, run, seen), **surfaces)
+
+
+def _rewritten(costs: CostProfile, run: Observed, seen: Sequence[_Seen]) -> KvWrites | None:
+    """Writes of keys and values, alone and beside reads by the same ratios."""
+    writes = costs.kv_writes
+    samples = [
+        (
+            written(run, one.event).sizes[0][0],
+            one.alone_ns,
+            float(alone_ns(costs, run, one.event) or 0),
+        )
+        for one in seen
+        if one.event.kind == "write_kv"
+    ]
+    if writes is None or not samples:
+        return writes
+    return KvWrites(corrected(writes.alone, samples), corrected(writes.beside, samples))
 
 
 def _rescaled(

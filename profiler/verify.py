@@ -15,6 +15,7 @@ from planner.comparable import not_comparable
 from planner.documents import CostProfile, Hardware, Plan, Range, Trace, document_hash
 from planner.documents.costs import OperationKind
 from planner.documents.timeline import EventKind, on_compute
+from planner.kv import NOT_MEASURED
 from solvers.errors import StaleError
 
 __all__ = ["Comparison", "RateComparison", "Verification", "verify"]
@@ -168,6 +169,8 @@ def verify(
                 "as long as while profiling: other programs share the machine, or its clock "
                 "changed, so a prediction may be off; profile again when it is quiet"
             )
+    if "write_kv" in kinds and costs is not None and costs.kv_writes is None:
+        notes.append(f"write_kv: {NOT_MEASURED}, and a write is slower; profile again")
     # each request's first new token comes out of prefill
     requests = plan.workload.requests if measured.requests is None else measured.requests
     decoded = max(measured.new_tokens - requests, 0)

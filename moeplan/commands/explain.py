@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,6 +25,7 @@ from moeplan.words import PURPOSE_WORDS, objective_words
 from planner.busy import BINDS_WORDS
 from planner.documents import Plan
 from planner.host import host_words
+from planner.kv import writes_words
 from planner.profiles import load_profile
 from solvers.errors import StaleError
 
@@ -84,6 +86,22 @@ def sentences(plan: Plan, found: Explanation) -> list[str]:
         _prefetching(plan, found),
         *_hosting(plan, found),
         *_formats(plan, found),
+        *_forms(plan),
+    ]
+
+
+def _forms(plan: Plan) -> list[str]:
+    """Nothing where all experts are as in the checkpoint."""
+    error = plan.expert_error
+    if error is None:
+        return []
+    used = Counter(form for own in plan.policy.expert_forms for form in own)
+    parts = [f"{used[form]} in {form}" for form in ("int8-1", "int4-1") if used[form]]
+    off, allowed = (f"{part / 1e9:.3%}" for part in (error.mean_ppb, error.allowed_ppb))
+    return [
+        f"Why these forms: quantized are {' and '.join(parts) or 'no experts'}, those that save "
+        f"most time for the error that they add. Their weights are {off} off on average over what "
+        f"recorded tokens chose, and {allowed} was allowed; all others are as in the checkpoint."
     ]
 
 
@@ -182,8 +200,14 @@ def _binds(plan: Plan, found: Explanation) -> str:
         f"What binds: {BINDS_WORDS[found.binds]}. Compute is busy {found.compute_busy:.0%} of the "
         f"time, the channel {found.channel_busy:.0%}{beside}. Device memory: "
         f"{human_bytes(account.peak_bytes)} of {human_bytes(account.capacity_bytes)} are used, "
-        f"most of it {parts}."
+        f"most of it {parts}.{_written(plan)}"
     )
+
+
+def _written(plan: Plan) -> str:
+    if plan.policy.kv is None:
+        return ""
+    return f" Keys and values below it: {writes_words(None, plan.predicted.totals)}."
 
 
 def _step(tenth: float, steps: Sequence[tuple[int, str]]) -> tuple[int, str]:

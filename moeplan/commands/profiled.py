@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from moeplan.output import human_time
+from moeplan.output import human_bytes, human_time
 from planner.documents import Channel, Curve, Figure, Surface
 from planner.profiles import Profile
 
@@ -115,6 +115,16 @@ def measured_table(made: Profile) -> Table:
         add(name, f"{human_time(curve(1))} for 1 row, {human_time(curve(most))} for {most:,}")
     for name, figure in _slowdowns(made).items():
         add(name, f"{figure.value:.2f} times as long as alone")
+    writes = made.costs.kv_writes
+    if writes is not None:
+        size = writes.alone.rows[0]
+        words = (
+            f"{human_time(writes.alone(size))} for {human_bytes(size)}, "
+            f"{human_time(writes.beside(size))} beside reads"
+        )
+        table.add_row(
+            "writes of keys, values", words, f"± {_relative([writes.alone, writes.beside]):.0%}"
+        )
     add("reference", "a fixed operation, repeated: the machine's drift")
     return table
 

@@ -54,6 +54,9 @@ class Machine(Document):
         From host memory to the device; None for ``cpu``.
     disk_bytes_per_second
         Large direct reads; None where there is no drive to plan for.
+    disk_write_bytes_per_second
+        Large direct writes, of keys and values that lie below a ``cpu`` machine's device; None:
+        unknown, they are priced as reads.
     assumed
         What was assumed rather than looked up, a sentence each.
     host
@@ -74,6 +77,7 @@ class Machine(Document):
     disk_bytes_per_second: Figure | None = None
     assumed: tuple[str, ...] = ()
     host: Added[HostProcessor] = None
+    disk_write_bytes_per_second: Added[Figure] = None
 
     def __post_init__(self) -> None:
         if not self.compute_flops_per_second:
@@ -88,6 +92,7 @@ class Machine(Document):
             "device_bandwidth_bytes_per_second": self.device_bandwidth_bytes_per_second,
             "link_bytes_per_second": self.link_bytes_per_second,
             "disk_bytes_per_second": self.disk_bytes_per_second,
+            "disk_write_bytes_per_second": self.disk_write_bytes_per_second,
             **{str(dtype): one for dtype, one in self.compute_flops_per_second.items()},
         }
         for name, figure in figures.items():

@@ -56,8 +56,8 @@ class Event(NamedTuple):
     """One row of a timeline.
 
     ``layer`` is the number of layers for the head, and -1 for the embedding; ``item`` is the
-    expert, the head tile or the batch, -1 for none; ``size_bytes`` is 0 for compute; ``rows`` is
-    0 for copies.
+    expert, the head tile or the batch, -1 for none; ``size_bytes`` is 0 for compute, but for what
+    ``write_kv`` writes; ``rows`` is 0 for copies.
     ``cross_attention`` is a decoder's to its prompt, with what it makes to keep of a new one.
     ``write_kv`` takes what a layer's attention added to KV to the tier below.
     ``wait_*`` rows are the bubbles: compute idle inside a pass.

@@ -82,6 +82,12 @@ def test_tokens_are_those_of_transformers(
     written = [event for event in trace.timeline.events() if event.kind == "write_kv"]
     assert {event.layer for event in written} == set(range(resident, len(model.layers)))
     assert trace.totals.device_peak_bytes <= trace.totals.device_budget_bytes
+    # where sequences begin, all of the group's; else whole blocks for the token of each
+    group = min(policy.n_batches * policy.batch_size, WORK.requests)
+    whole = group * aligned(18 * model.layers[0].kv_bytes_per_token)
+    for event in written:
+        begins = event.size_bytes == whole and event.rows > group
+        assert begins or event.size_bytes == event.rows * 4096
 
 
 def test_what_a_failed_run_has_left_below_is_not_met_again(

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from moeplan.commands.profiled import doubts, measured_table, spreads
-from planner.documents import Channel, Curve, Figure, Surface
+from planner.documents import Channel, Curve, Figure, KvWrites, Surface
 from planner.profiles import Profile
 
 
@@ -21,7 +21,11 @@ def curve(*spread_ns: int) -> Curve:
 
 
 def profile(
-    drift: float = 4.0, attention: int = 12, slowed: float = 0.5, cross: Surface | None = None
+    drift: float = 4.0,
+    attention: int = 12,
+    slowed: float = 0.5,
+    cross: Surface | None = None,
+    writes: KvWrites | None = None,
 ) -> Profile:
     costs = SimpleNamespace(
         curves={"expert": curve(10, 20, 90), "head": curve(5)},
@@ -32,6 +36,7 @@ def profile(
         reference_ns=Figure(100.0, "measured", drift, 5),
         copy_slowdown=Figure(1.5, "measured", 0.15, 5),
         slowdown_by_kind={"expert": Figure(2.0, "measured", slowed, 5)},
+        kv_writes=writes,
     )
     disk = Channel("disk", Figure(1e9, "measured", 2e8, 9), Figure(0.0, "measured"))
     hardware: Any = SimpleNamespace(channels=(disk,), threads=2)
@@ -79,3 +84,13 @@ def test_the_table_has_every_figure_with_its_spread() -> None:
     assert words[2] == "100 ns for 1 sequence, 100 ns for 1, at contexts of 32 and 64"
     assert words[-2] == "2.00 times as long as alone"
     assert shares == ["± 20%", "± 7%", "± 12%", "± 20%", "± 5%", "± 10%", "± 25%", "± 4%"]
+
+
+def test_writes_of_keys_and_values_have_a_row_of_their_own() -> None:
+    alone = Curve((4096,), (40_000,), (2_000,), (9,), "measured", None)
+    beside = Curve((4096,), (200_000,), (70_000,), (9,), "measured", None)
+    table = measured_table(profile(writes=KvWrites(alone, beside)))
+    names, words, shares = (list(column.cells) for column in table.columns)
+    at = names.index("writes of keys, values")
+    # the median of 5% and 35%
+    assert (words[at], shares[at]) == ("40 us for 4.0 KiB, 200 us beside reads", "± 20%")

@@ -8,11 +8,21 @@ from typing import Any
 import pytest
 
 from planner.check import check_plan
-from planner.documents import Plan, StoredShares, Workload, to_json
-from planner.encode import Encoding, Factors
+from planner.documents import (
+    Curve,
+    KvWrites,
+    Plan,
+    StoredShares,
+    Workload,
+    document_hash,
+    to_json,
+)
+from planner.encode import Encoding, Factors, schedule_of
 from planner.groups import smallest_budget_bytes
-from planner.kv import check_place, kv_stays
+from planner.kv import NOT_MEASURED, Written, check_place, kv_stays, written_tokens
 from planner.memory import aligned
+from planner.predict import predict
+from planner.recompute import candidate_of
 from planner.scenarios import PassShape
 from planner.solve import make_plan
 from solvers.errors import BudgetError, MoeplanError, OptionError, UnsupportedError
@@ -50,10 +60,97 @@ def test_sizes_and_prices(small_profile: Any) -> None:
     assert kv % chunk == 0
     assert token <= 4096
     prefill, decode = PassShape("prefill", 0, 4, 64, 1), PassShape("decode", 0, 3, 100, 1)
-    assert below.write_kv_ns(prefill, 0, 1.0) == kv // chunk * below.copy_ns(chunk)
-    blocks = 4096 if token % 4096 == 0 else 8192
-    assert below.write_kv_ns(decode, 0, 1.0) == 3 * below.copy_ns(blocks)
-    assert here.write_kv_ns(decode, 0, 1.0) == 0
+    assert below.write_kv_ns(prefill, 0, Factors()) == kv // chunk * below.copy_ns(chunk)
+    # 512 bytes a token: none lies in two blocks
+    assert token == 512
+    assert below.write_kv_ns(decode, 0, Factors()) == 3 * below.copy_ns(4096)
+    assert below.write_kv_ns(decode, 0, Factors(copy=1.5)) == 3 * below.copy_ns(4096, 1.5)
+    assert here.write_kv_ns(decode, 0, Factors()) == 0
+
+
+def line(times: int) -> Curve:
+    """So many times what a read of the small profile takes: 20 us and 1 ns a byte."""
+    rows = (4096, 1 << 20)
+    durations = tuple(times * (20_000 + size) for size in rows)
+    return Curve(rows, durations, (0, 0), (5, 5), "measured")
+
+
+def written(profile: Any, alone: int, beside: int, **changes: Any) -> Any:
+    """The profile with writes so many times as slow as reads."""
+    costs = replace(profile.costs, kv_writes=KvWrites(line(alone), line(beside)), **changes)
+    index = replace(profile.index, costs_hash=document_hash(costs))
+    return replace(profile, costs=costs, index=index)
+
+
+def test_writes_cost_more_beside_copies(small_profile: Any) -> None:
+    slowed = replace(small_profile.costs.compute_slowdown, value=1.4)
+    priced = written(small_profile, 2, 6, compute_slowdown=slowed)
+    encoding = Encoding(priced, WORK, 2, 2, 8 << 20, 64 << 10, "below")
+    decode = PassShape("decode", 0, 3, 100, 1)
+    # three blocks, each 2 x 24,096 ns alone and 6 x 24,096 beside; of 1.4 at most computation is
+    # slowed 1.0 times where none of it lies beside copies, 1.1 times where a quarter does
+    for factor, times in ((1.0, 2), (1.1, 3), (1.4, 6), (1.5, 6)):
+        took = encoding.write_kv_ns(decode, 0, Factors(copy=9.0, decode=factor))
+        assert took == pytest.approx(3 * times * 24_096, abs=3)
+    # 512 KiB of a layer in eight chunks
+    prefill = PassShape("prefill", 0, 4, 64, 1)
+    assert encoding.write_kv_ns(prefill, 0, Factors()) == 8 * 2 * (20_000 + 65_536)
+    assert encoding.kv_written(prefill, 0).size_bytes == 8 * 65_536
+    assert encoding.kv_written(decode, 0).size_bytes == 3 * 4096
+    # where nothing slows computation, nothing tells how much of it lies beside copies
+    still = Encoding(written(small_profile, 2, 6), WORK, 2, 2, 8 << 20, 64 << 10, "below")
+    assert still.write_kv_ns(decode, 0, Factors()) == 3 * 6 * 24_096
+
+
+def test_a_paced_link_is_paced_in_both_directions(profile_factory: Any) -> None:
+    paced = written(profile_factory(paced=1_000_000), 1, 1)
+    encoding = Encoding(paced, WORK, 2, 2, 8 << 20, 64 << 10, "below")
+    # 4,096 bytes at a megabyte a second
+    assert encoding.write_kv_ns(PassShape("decode", 0, 3, 100, 1), 0, Factors()) == 3 * 4_096_000
+
+
+@pytest.mark.parametrize(
+    ("token", "sizes", "per"),
+    [
+        (128, ((4096, 5 * 32),), 32),
+        (4096, ((4096, 5),), 1),
+        # of four tokens in three blocks the middle ones lie in two each
+        (3072, ((4096, 5 * 2), (8192, 5 * 2)), 4),
+        # of two in three blocks both do
+        (6144, ((8192, 5 * 2),), 2),
+    ],
+)
+def test_a_token_lies_in_few_blocks(
+    token: int, sizes: tuple[tuple[int, int], ...], per: int
+) -> None:
+    found = written_tokens(token, 5)
+    assert found == Written(sizes, per)
+    assert found.total_ns(lambda size: size // 4096) == -(
+        -sum(s // 4096 * n for s, n in sizes) // per
+    )
+
+
+def test_where_writes_are_slow_they_stay(small_profile: Any) -> None:
+    """The least budget that keeps them: those of two sequences at once lie below where writes take
+    as long as reads, and where they take twice as long one at a time is faster."""
+    work = replace(WORK, requests=2)
+    budget = smallest_budget_bytes(small_profile, work, "device")
+    same, twice = (written(small_profile, times, times) for times in (1, 2))
+    fast, slow = (make_plan(one, work, memory_bytes=budget, solver="lru") for one in (same, twice))
+    assert (fast.policy.kv, slow.policy.kv) == ("below", None)
+    # four layers: 191 decode passes write a block for each sequence, a prefill 256 KiB in one piece
+    assert (fast.policy.n_batches, fast.policy.batch_size) == (2, 1)
+    assert fast.policy.chunk_bytes == 4 << 20
+    once = 4 * (191 * 2 * 24_096 + 20_000 + (256 << 10))
+    again = predict(candidate_of(fast, twice).judged(), schedule_of(fast.policy))
+    totals = fast.predicted.totals, slow.predicted.totals, again.totals
+    assert [one.duration_by_kind_ns.get("write_kv", 0) for one in totals] == [once, 0, 2 * once]
+    # nothing hides behind a write: it holds the only slot of start units
+    assert totals[2].wall_ns == pytest.approx(totals[0].wall_ns + once, rel=1e-3)
+    assert totals[0].wall_ns < totals[1].wall_ns < totals[2].wall_ns
+    note = next(note for note in fast.notes if note.startswith("keys and values"))
+    share = once / totals[0].wall_ns
+    assert f"writing back what is new takes {share:.1%} of the time, as measured" in note
 
 
 def test_where_the_device_is_too_small_they_lie_below(small_profile: Any, offloaded: Plan) -> None:
@@ -65,6 +162,7 @@ def test_where_the_device_is_too_small_they_lie_below(small_profile: Any, offloa
     note = next(note for note in offloaded.notes if note.startswith("keys and values"))
     assert "of 4 of 4 layers lie below the device" in note
     assert "with all of them on the device nothing works below" in note
+    assert NOT_MEASURED in note
     spent = offloaded.predicted.totals.duration_by_kind_ns
     assert spent["write_kv"] > 0
     rows = [row for row in offloaded.predicted.timeline.events() if row.kind == "write_kv"]

@@ -89,6 +89,26 @@ def test_where_keys_and_values_lie_is_said_once(small_profile: Any) -> None:
     assert "values on the device" not in said
 
 
+def test_writes_of_keys_and_values_take_what_the_drive_says(small_profile: Any) -> None:
+    there = dataclasses.replace(
+        named_machine("xeon-8358"), disk_write_bytes_per_second=Figure(2e9, "measured", 0.0, 3)
+    )
+    found = made(small_profile.model, there, dtype="float32").costs.kv_writes
+    assert found is not None
+    # 4 MiB at 2 GB/s, and the latency of a read; alone as beside copies
+    assert found.alone(4 << 20) == round(197_000 + (4 << 20) / 2)
+    assert found.alone == found.beside
+    assert found.alone.source == "measured"
+    for machine in (
+        dataclasses.replace(there, disk_write_bytes_per_second=None),
+        named_machine("rtx-3090"),  # none lie below a GPU
+    ):
+        assert made(small_profile.model, machine).costs.kv_writes is None
+    listed = named_machine("xeon-8358").disk_write_bytes_per_second
+    assert listed is not None
+    assert (listed.value, listed.source) == (6.9e9, "spec")
+
+
 def test_a_profile_is_written_once(small_profile: Any, tmp_path: Path) -> None:
     profile = made(small_profile.model, machine())
     write_profile(profile, tmp_path / "a")

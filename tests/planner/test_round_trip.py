@@ -172,6 +172,8 @@ FITTING: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "encoder_layers": st.just(()),
         # there is one layer at least
         "encoder": st.none(),
+        # by layer and expert: see test_forms.py
+        "forms": st.none(),
     },
     RoutingTrace: {
         "tokens": SMALL,
@@ -195,6 +197,7 @@ FITTING: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "device_bandwidth_bytes_per_second": speeds(),
         "link_bytes_per_second": speeds(),
         "disk_bytes_per_second": st.none() | speeds(),
+        "disk_write_bytes_per_second": st.none() | speeds(),
     },
     # as many devices and layers as the placement below has
     DevicePolicy: {"layers": st.tuples(st.deferred(lambda: documents(KeptExperts)))},

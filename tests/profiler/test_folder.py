@@ -54,6 +54,9 @@ def test_a_profile_is_whole_and_can_be_planned_from(
     # prompts of 8 and 32 tokens fit a context of 96; at most 1,024 tokens are prefilled at once
     assert profile.costs.curves["router"].rows[-1] == 1024
     assert ("dense_mlp" in profile.costs.curves) == (family == "qwen3_moe")
+    writes = profile.costs.kv_writes
+    assert writes is not None
+    assert (writes.alone.rows[0], writes.beside.rows[-1]) == (4096, 4 << 20)
     assert profile.costs.attention_decode.second == (32,)
     assert profile.costs.attention_prefill.second == (8, 32)
     (channel,) = profile.hardware.channels

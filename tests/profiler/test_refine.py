@@ -18,6 +18,7 @@ from planner.documents import (
     Figure,
     Hardware,
     Inputs,
+    KvWrites,
     ProfileIndex,
     Surface,
     Timeline,
@@ -280,3 +281,39 @@ def test_refining_again_with_the_same_run_comes_nearer_and_stays() -> None:
         old = replace(old, index=index, hardware=found.hardware, costs=changed)
     assert math.isclose(old.costs.curves["expert"].duration_ns[0], 160, rel_tol=0.02)
     assert old.hardware.channels[0].latency_ns.value == pytest.approx(110, rel=0.02)
+
+
+def test_writes_of_keys_and_values_move_alone_and_beside_by_one_ratio() -> None:
+    plain = profile()
+    # 1 ns a byte alone, 3 ns beside copies
+    writes = KvWrites(curve((100, 100), (1000, 1000)), curve((100, 300), (1000, 3000)))
+    costs = replace(plain.costs, kv_writes=writes)
+    index = replace(plain.index, costs_hash=document_hash(costs))
+    old = replace(plain, costs=costs, index=index)
+    wrote = [
+        Event("write_kv", "compute", index, 0, -1, start, end, rows, size)
+        for index, start, end, rows, size in (
+            # a layer's 250 bytes in chunks of 100, all beside a copy: 300 + 300 + 300 ns (of 50
+            # bytes the curve says what it says of 100)
+            (0, 500_000, 501_800, 4, 250),
+            # two sequences, 100 bytes of each, beside none: 100 + 100 ns
+            (1, 510_000, 510_400, 2, 200),
+            (1, 510_400, 510_800, 2, 200),
+        )
+    ]
+    copied = Event("copy_dense", "disk", 0, 1, -1, 500_000, 501_800, 0, 900)
+    found = refine(old, trace(old, [*EVENTS, copied, *wrote]))
+    step = next(step for step in found.steps if step.kind == "write_kv")
+    assert (step.events, step.measured_ns) == (3, 2600)
+    # all computation of the prefill lay beside copies, none of the decode pass
+    assert step.before_ns == 900 + 200 + 200
+    # each took twice as long: three events are believed by 3/4, in logarithms
+    ratio = 2**0.75
+    assert found.costs.kv_writes is not None
+    for was, new in (
+        (writes.alone, found.costs.kv_writes.alone),
+        (writes.beside, found.costs.kv_writes.beside),
+    ):
+        assert new.duration_ns == tuple(round(ratio * one) for one in was.duration_ns)
+        assert new.samples == (8, 5)
+    assert refine(plain, trace(plain, [*EVENTS, *wrote])).costs.kv_writes is None

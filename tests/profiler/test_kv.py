@@ -1,0 +1,63 @@
+"""Writes of keys and values, measured through the executor's own file."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from executor.source import WeightSource, open_weights
+from profiler.kv import WriteSamples, measure_writes, write_sizes
+
+KIB = 1 << 10
+SIZES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 1024 * KIB, 4096 * KIB)
+
+
+@pytest.fixture
+def source(checkpoint: Callable[[str], Path]) -> Iterator[WeightSource]:
+    with open_weights(checkpoint("mixtral")) as opened:
+        yield opened
+
+
+def test_sizes_are_blocks_and_chunks_that_a_third_of_the_budget_holds() -> None:
+    assert write_sizes(12 << 20) == SIZES
+    assert write_sizes((12 << 20) - 1) == SIZES[:-1]
+    assert write_sizes(1) == (4096,)
+
+
+def test_each_size_alone_and_beside_reads(source: WeightSource) -> None:
+    samples = WriteSamples()
+    before = sorted(source.checkpoint.folder.iterdir())
+    for seed in range(2):
+        measure_writes(source, "cpu", 64 << 20, samples, 1, Random(seed))
+    found = samples.fit()
+    assert found is not None
+    for curve in (found.alone, found.beside):
+        assert curve.rows == SIZES
+        # four in either round
+        assert curve.samples == (8,) * 6
+        assert curve.source == "measured"
+        assert curve.duration_ns[0] > 0
+        assert curve.held_out_error is not None
+    # more bytes take longer, whatever the drive
+    assert found.alone(SIZES[-1]) > found.alone(SIZES[0])
+    assert sorted(source.checkpoint.folder.iterdir()) == before
+
+
+def test_nothing_is_measured_where_none_can_lie_there(
+    source: WeightSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = WriteSamples()
+    measure_writes(source, "cuda", 64 << 20, samples, 1, Random(0))
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    measure_writes(source, "cpu", 64 << 20, samples, 1, Random(0))
+    assert samples.fit() is None
