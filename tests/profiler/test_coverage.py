@@ -11,6 +11,7 @@ import pytest
 from planner.documents import Channel, CostProfile, Curve, Figure, Surface
 from planner.interval import rate, relative_error
 from profiler.curves import drifting, fit_curve
+from profiler.measure import Effort, Measurement
 
 KINDS = {"expert": 6e5, "router": 3e5, "attention": 8e5, "head": 1e5}
 """True ns of an operation; a run has a thousand of each."""
@@ -85,7 +86,8 @@ def _inside(noise: Noise, generator: np.random.Generator) -> bool:
         for moment in moments[MOMENTS:]
     )
     link = Channel("disk", Figure(1e9, "measured", 0.0, 9), Figure(0.0, "measured", None, 9))
-    promised = rate(1000, wall, np.array([wall]), relative_error(costs, link, by_kind, wall))
+    error = relative_error(costs, link, by_kind, wall, 1.0)
+    promised = rate(1000, wall, np.array([wall]), error)
     return bool(promised.low <= 1000e9 / took <= promised.high)
 
 
@@ -94,3 +96,10 @@ def test_intervals_hold_nine_of_ten_runs(noise: Noise) -> None:
     generator = np.random.default_rng(0)
     share = np.mean([_inside(noise, generator) for _ in range(100)])
     assert 0.8 <= share <= 0.99
+
+
+@pytest.mark.parametrize(("cell_ns", "moments"), [(1, 1), (49_999_999, 1), (100_000_000, 4)])
+def test_a_profile_watches_for_a_quarter_of_its_cells(cell_ns: int, moments: int) -> None:
+    nobody: Any = None
+    watching = Measurement(nobody, 1, nobody, effort=Effort(cell_ns=cell_ns)).reference
+    assert watching.moments == moments
