@@ -96,6 +96,21 @@ def test_the_machine_s_drift_is_told() -> None:
     assert verify(plan, trace).drift is None
 
 
+def test_writes_of_keys_and_values_show_their_error_and_what_they_were_priced_by() -> None:
+    plan = plan_of()
+    spent: dict[Any, int] = {"write_kv": 200, "expert": 900}
+    totals = dataclasses.replace(plan.predicted.totals, duration_by_kind_ns=spent)
+    plan = dataclasses.replace(plan, predicted=dataclasses.replace(plan.predicted, totals=totals))
+    trace = trace_of(plan, duration_by_kind_ns={"write_kv": 500, "expert": SECOND})
+    reference = Figure(100.0, "measured", 1.0, 9)
+    for writes, said in ((None, True), (object(), False)):
+        costs: Any = SimpleNamespace(reference_ns=reference, kv_writes=writes)
+        found = verify(plan, trace, costs=costs)
+        assert any("write_kv: writes" in note for note in found.notes) == said
+        kinds = {one.name: one.ratio for one in found.kinds}
+        assert kinds["write_kv"] == 2.5
+
+
 def test_rates_times_and_bytes() -> None:
     plan = plan_of()
     found = verify(plan, trace_of(plan))
