@@ -1,4 +1,4 @@
-"""Plans along one axis: the memory budget, the time limit, or n.
+"""Plans along one axis: the memory budget, or n; ``planner.curves`` has more for plots.
 
 A plan for a budget is as valid within a larger one, so along the budgets the best so far is kept:
 more memory never makes the frontier worse.
@@ -27,18 +27,16 @@ from planner.looking_ahead import with_predictors
 from planner.objectives import objective_named
 from planner.profiles import Profile
 from planner.recompute import candidate_of
-from planner.solve import document, make_plan, solve
+from planner.solve import document, solve
 from solvers.errors import BudgetError, OptionError
 from solvers.registry import Feature, Limits, load
 
 __all__ = [
     "GroupPoint",
     "SweepPoint",
-    "TimePoint",
     "Told",
     "budgets_between",
     "by_group",
-    "by_time",
     "sweep",
     "untold",
 ]
@@ -74,15 +72,6 @@ class SweepPoint:
     smallest_bytes: int | None
     made_for_bytes: int
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class TimePoint:
-    """A plan under one time limit; ``objective`` and ``bound`` on held-out sequences."""
-
-    seconds: float
-    objective: float
-    bound: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,37 +204,6 @@ def _housed(profile: Profile, kept: _Kept, memory_bytes: int) -> Plan:
     plan = replace(plan, memory={**plan.memory, "device": account}, notes=notes)
     figures = candidate_of(plan, profile).figures(schedule_of(plan.policy))
     return replace(plan, **figures._asdict())
-
-
-def by_time(
-    profile: Profile,
-    workload: Workload,
-    limits: Sequence[float],
-    *,
-    memory_bytes: int,
-    solver: str,
-    objective: str,
-    seed: int = 0,
-    kv: Place = "auto",
-    predictors: bool = False,
-) -> list[TimePoint]:
-    """What a searching solver reaches under each time limit, in seconds."""
-    points = []
-    for seconds in limits:
-        plan = make_plan(
-            profile,
-            workload,
-            memory_bytes=memory_bytes,
-            solver=solver,
-            objective=objective,
-            time_limit_seconds=seconds,
-            seed=seed,
-            kv=kv,
-        )
-        if predictors:
-            plan = with_predictors(plan, profile, seed)
-        points.append(TimePoint(seconds, plan.objective, plan.bound))
-    return points
 
 
 def by_group(

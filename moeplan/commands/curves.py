@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from moeplan.commands.common import searches
 from moeplan.commands.sweep import frontier_chart
-from moeplan.output import Steps, human_bytes
+from moeplan.output import human_bytes
 from moeplan.plots import Chart, Line
+from planner.curves import TimePoint, by_time, frontiers
 from planner.documents import Workload
-from planner.groups import smallest_budget_bytes
+from planner.groups import group_sizes, smallest_budget_bytes
 from planner.kv import Place
 from planner.objectives import objective_named
 from planner.profiles import Profile
-from planner.sweep import budgets_between, by_group, by_time, sweep
+from planner.sweep import Told, budgets_between, by_group
 
-__all__ = ["draw_curves"]
+__all__ = ["curve_steps", "draw_curves"]
 
 _SHARES = (1 / 8, 1 / 4, 1 / 2, 1.0)
 """Time limits, as shares of the whole one."""
 _BUDGETS = 6
 _MOST_RULES = 4
 """Strategies drawn beside the searching solvers."""
+
+
+def curve_steps(solvers: Sequence[str], workload: Workload) -> int:
+    """How many plans are made for the charts, by ``draw_curves``."""
+    searching, rules = _drawn(solvers)
+    lines = len(searching[:1]) + len(rules)
+    groups = len(group_sizes(workload.requests)) if searching else 0
+    return len(searching) * len(_SHARES) + _BUDGETS * lines + groups
+
+
+def _drawn(solvers: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Solvers that search, and rules, that are drawn."""
+    searching = [name for name in solvers if searches(name)]
+    return searching, [name for name in solvers if name not in searching][:_MOST_RULES]
 
 
 def draw_curves(
@@ -35,33 +50,39 @@ def draw_curves(
     seed: int,
     kv: Place,
     predictors: bool,
-    steps: Steps,
+    whole: Mapping[str, TimePoint],
+    steps: Told,
 ) -> list[Chart]:
     """All charts that these solvers have.
 
-    Searching solvers are planned anew under shorter limits; they and the first few strategies
-    within smaller and larger budgets; and each group size is solved by itself.
+    Searching solvers are asked anew under shorter limits; the first of them and the first few
+    strategies within smaller and larger budgets; and each group size is solved by itself. ``whole``
+    is what is known of solvers under the whole limit; ``steps`` is told of ``curve_steps`` steps.
     """
-    searching = [name for name in solvers if searches(name)]
-    rules = [name for name in solvers if name not in searching][:_MOST_RULES]
-    total = len(searching) + len(searching[:1]) + len(rules) + bool(searching)
-    done = 0
+    searching, rules = _drawn(solvers)
+    total, before = curve_steps(solvers, workload), 0
+
+    def told(done: int, _: int, what: str) -> None:
+        steps(before + done, total, what)
+
     times: list[Line] = []
     scale, unit = _scaled(objective, workload)
     for name in searching:
-        steps(done, total, f"{name} under shorter time limits")
+        known = [whole[name]] if name in whole else []
         points = by_time(
             profile,
             workload,
-            [limit_seconds * share for share in _SHARES],
+            [limit_seconds * share for share in _SHARES[: -1 if known else None]],
             memory_bytes=memory_bytes,
             solver=name,
             objective=objective,
             seed=seed,
             kv=kv,
             predictors=predictors,
+            progress=told,
         )
-        done += 1
+        points += known
+        before += len(_SHARES)
         seconds = tuple(point.seconds for point in points)
         times.append(Line(name, seconds, tuple(point.objective / scale for point in points)))
         bounds = tuple(None if p.bound is None else p.bound / scale for p in points)
@@ -69,24 +90,20 @@ def draw_curves(
             times.append(Line(f"{name}: bound", seconds, bounds, dashed=True))
     smallest = smallest_budget_bytes(profile, workload, kv)
     high = max(memory_bytes * 3 // 2, smallest + _BUDGETS)
-    budgets = budgets_between(smallest, high, _BUDGETS)
-    frontiers = {}
-    for name in [*searching[:1], *rules]:
-        steps(done, total, f"{name} within other budgets")
-        frontiers[name] = sweep(
-            profile,
-            workload,
-            budgets,
-            solver=name,
-            time_limit_seconds=limit_seconds / 4,
-            seed=seed,
-            kv=kv,
-            predictors=predictors,
-        )
-        done += 1
+    found_within = frontiers(
+        profile,
+        workload,
+        budgets_between(smallest, high, _BUDGETS),
+        [*searching[:1], *rules],
+        time_limit_seconds=limit_seconds / 4,
+        seed=seed,
+        kv=kv,
+        predictors=predictors,
+        progress=told,
+    )
+    before += _BUDGETS * len(found_within)
     groups: list[Line] = []
     if searching:
-        steps(done, total, "each group size")
         found = [
             point
             for point in by_group(
@@ -98,6 +115,7 @@ def draw_curves(
                 seed=seed,
                 kv=kv,
                 predictors=predictors,
+                progress=told,
             )
             if point.objective
         ]
@@ -120,7 +138,7 @@ def draw_curves(
             "bounds are for the plan's own n and b.",
             log_x=True,
         ),
-        frontier_chart(frontiers, smallest),
+        frontier_chart(found_within, smallest),
         Chart(
             "Throughput against n",
             "sequences that share a copy (n x b)",

@@ -57,6 +57,7 @@ from solvers.errors import BudgetError, OptionError
 from solvers.registry import names
 
 if TYPE_CHECKING:
+    from planner.curves import FrontierPoint
     from planner.sweep import SweepPoint
 
 __all__ = ["frontier_chart", "sweep"]
@@ -179,7 +180,7 @@ def _frontier(
         page = build_plots(
             f"{name}: memory and throughput",
             about,
-            [frontier_chart({search.solver: points}, smallest)],
+            [frontier_chart({search.solver: [_drawn(point) for point in points]}, smallest)],
             [TableOf("Budgets", _COLUMNS, tuple(rows), said)],
         )
         write_atomic(html, page.encode())
@@ -193,31 +194,33 @@ def _frontier(
     )
 
 
-def frontier_chart(frontiers: dict[str, list[SweepPoint]], smallest: int | None) -> Chart:
+def frontier_chart(frontiers: dict[str, list[FrontierPoint]], smallest: int | None) -> Chart:
     """Tokens/s against the budget, a line for each solver."""
-    lines = []
-    for name, points in frontiers.items():
-        lines.append(
-            Line(
-                name,
-                tuple(point.memory_bytes / (1 << 20) for point in points),
-                tuple(
-                    None if point.plan is None else point.plan.predicted.tokens_per_second.value
-                    for point in points
-                ),
-                texts=tuple("" if p.plan is None else _shape(p) for p in points),
-            )
+    lines = [
+        Line(
+            name,
+            tuple(point.memory_bytes / (1 << 20) for point in points),
+            tuple(point.tokens_per_second for point in points),
+            texts=tuple(
+                "" if p.tokens_per_second is None else f"n x b = {p.n_batches} x {p.batch_size}"
+                for p in points
+            ),
         )
+        for name, points in frontiers.items()
+    ]
     words = "A plan for less memory is valid for more, so no line falls."
     if smallest is not None:
         words += f" Below {typed_size(smallest)} nothing works."
     return Chart("Throughput against memory", "device budget, MiB", "tokens/s", tuple(lines), words)
 
 
-def _shape(point: SweepPoint) -> str:
+def _drawn(point: SweepPoint) -> FrontierPoint:
+    from planner.curves import FrontierPoint
+
     if point.plan is None:
-        return ""
-    return f"n x b = {point.plan.policy.n_batches} x {point.plan.policy.batch_size}"
+        return FrontierPoint(point.memory_bytes, None, 0, 0)
+    rate, policy = point.plan.predicted.tokens_per_second.value, point.plan.policy
+    return FrontierPoint(point.memory_bytes, rate, policy.n_batches, policy.batch_size)
 
 
 def _cells(point: SweepPoint) -> tuple[str, ...]:

@@ -80,9 +80,10 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Plan with every solver under every objective; one table for each objective."""
-    from moeplan.commands.curves import draw_curves
+    from moeplan.commands.curves import curve_steps, draw_curves
     from planner.compare import compare as plan_all
     from planner.compare import compare_bound
+    from planner.curves import TimePoint
 
     reporter = reporter_of(ctx)
     memory_bytes = parse_size(memory, "--memory")
@@ -110,7 +111,9 @@ def compare(
     with reporter.steps("compare") as progress:
         limits = [(goal, name) for goal in goals for name in asked if name in BOUNDS]
         planned = len(goals) * len(chosen)
-        total = planned + len(limits)
+        made = planned + len(limits)
+        drawn = html is not None and bool(chosen)
+        total = made + (curve_steps(chosen, workload) if drawn else 0)
         rows = plan_all(
             loaded,
             workload,
@@ -138,7 +141,9 @@ def compare(
                     kv=place,
                 )
             )
-        if html is not None and chosen:
+        if drawn:
+            # what was made under the whole limit is not made again; with --then it is another plan
+            same = [row for row in rows if row.objective == goals[0] and second is None]
             charts = draw_curves(
                 loaded,
                 workload,
@@ -149,7 +154,10 @@ def compare(
                 seed=seed,
                 kv=place,
                 predictors=predictors,
-                steps=progress,
+                whole={
+                    row.solver: TimePoint(limit, row.objective_value, row.bound) for row in same
+                },
+                steps=lambda done, _, what: progress(made + done, total, what),
             )
     tables = []
     about = (

@@ -15,7 +15,7 @@ from planner.documents import Asked, Plan, PredictedTotals, Workload
 from planner.explain import explain
 from planner.groups import needed_bytes, smallest_budget_bytes
 from planner.solve import make_plan
-from planner.sweep import budgets_between, by_group, by_time, sweep
+from planner.sweep import budgets_between, by_group, sweep
 from solvers.errors import BudgetError, OptionError
 
 WORKLOAD = Workload(requests=4, prompt_tokens=8, new_tokens=4)
@@ -81,19 +81,6 @@ def test_groups_that_do_not_fit_say_how_much_they_need(small_profile: Any) -> No
             assert one.fits == works
             if point is points[1]:
                 assert (one.objective is not None) == works
-
-
-def test_a_longer_search_for_the_plot(small_profile: Any, budget: int) -> None:
-    points = by_time(
-        small_profile,
-        WORKLOAD,
-        [0.05, 0.5],
-        memory_bytes=budget,
-        solver="cpsat",
-        objective="throughput",
-    )
-    assert [point.seconds for point in points] == [0.05, 0.5]
-    assert all(point.bound is not None and point.bound <= point.objective for point in points)
 
 
 def test_no_plan_is_below_the_clairvoyant_cache(small_profile: Any, budget: int) -> None:
