@@ -7,6 +7,7 @@ plan reports is measured on the *judge* sequences, which nothing before has seen
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from typing import Literal
@@ -35,6 +36,7 @@ from planner.entries import (
     told,
 )
 from planner.formats import streamed
+from planner.forms import expert_error
 from planner.groups import candidates, smallest_account, smallest_budget_bytes
 from planner.host import check_hosted
 from planner.kv import Place, check_place
@@ -101,7 +103,7 @@ def make_plan(
     time_limit_seconds
         A cap on the wall clock. Work is limited by counts derived from it that do not depend on the
         clock, so that the same inputs give the same plan unless the machine is so slow that the cap
-        cuts in (``stop`` then is ``time_limit``).
+        cuts in (``stop`` then is ``time_limit``). Of a solver that follows a rule no clock is asked.
     cap_seconds
         The cap, where it is to be another: the counts stay those of ``time_limit_seconds``.
     seed
@@ -205,8 +207,9 @@ def solve(
     found = candidates(profile, workload, memory_bytes, seed, goal, kv)
     if not found:
         raise _too_small(profile, workload, memory_bytes, kv)
-    ranked = first_looks(found, deadline, patience)
     searching = Feature.BOUND in backend.features
+    # a rule takes no time limit: no clock decides which plan it makes
+    ranked = first_looks(found, deadline if searching else math.inf, patience)
     entries: list[Entry] = []
 
     def limits() -> Limits:
@@ -378,6 +381,7 @@ def document(
         ),
         seed=seed,
         asked=asked,
+        expert_error=expert_error(profile, policy),
     )
     # what a replay would say was just replayed
     violations = check_plan(plan, profile, replayed=False)

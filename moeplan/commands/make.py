@@ -146,7 +146,11 @@ def pack(
     ] = "none",
     quantize: Annotated[
         str | None,
-        typer.Option("--quantize", help="int8 or int4: experts quantized by groups, all of them."),
+        typer.Option(
+            "--quantize",
+            help="int8 or int4: experts quantized by groups, all of them; own,int8,int4 (or "
+            "own and one of them): each expert in all of these, and the plan chooses.",
+        ),
     ] = None,
     group: Annotated[
         int | None,
@@ -161,10 +165,12 @@ def pack(
     import executor
 
     reporter = reporter_of(ctx)
-    quantized = _quantized(quantize, group)
+    several = quantize is not None and "," in quantize
+    quantized = None if several else _quantized(quantize, group)
+    forms = _forms(quantize, group) if quantize is not None and several else ()
     if compress not in _COMPRESS:
         raise OptionError(f"--compress {compress!r} is unknown; choose {', '.join(_COMPRESS)}")
-    if quantized is not None and compress != "none":
+    if quantize is not None and compress != "none":
         raise OptionError(
             f"--compress {compress} and --quantize {quantize}: a store is either quantized or "
             "exactly compressed; leave one out"
@@ -172,7 +178,12 @@ def pack(
     check_new_folder(store, "STORE", [checkpoint])
     with reporter.steps("pack") as progress:
         summary = executor.pack(
-            checkpoint, store, progress, compress=_COMPRESS[compress], quantize=quantized
+            checkpoint,
+            store,
+            progress,
+            compress=_COMPRESS[compress],
+            quantize=quantized,
+            forms=forms,
         )
     again = f", {summary.reused_units} of them from before" if summary.reused_units else ""
     share = summary.size_bytes / max(summary.weights_bytes, 1)
@@ -183,6 +194,9 @@ def pack(
         small = f", experts in {quantize}" + (
             "" if off is None else f" (their weights are {off:.2%} off, by root mean square)"
         )
+    if summary.form_errors:
+        each = (f"{form} ({error:.2%} off)" for form, error in summary.form_errors.items())
+        small = f", experts as they are and in {', '.join(each)}: weights, by root mean square"
     size = human_bytes(summary.size_bytes)
     reporter.show(Text(f"{store}: {summary.units} units{again}, {size}{small}, verified"))
     for note in summary.notes:
@@ -201,6 +215,18 @@ def _quantized(quantize: str | None, group: int | None) -> QuantizedExperts | No
     if group is not None and group < LEAST_GROUP:
         raise OptionError(f"--group {group}: a group has {LEAST_GROUP} weights or more")
     return QuantizedExperts(_QUANTIZE[quantize], group)
+
+
+def _forms(quantize: str, group: int | None) -> tuple[QuantizedExperts, ...]:
+    """What ``--quantize`` with several forms, and ``--group``, ask for."""
+    names = split_names(quantize, ("own", *_QUANTIZE), "--quantize")
+    if "own" not in names or len(names) < 2:
+        raise OptionError(
+            f"--quantize {quantize}: several forms are 'own', as the checkpoint has experts, and "
+            "int8 or int4 or both"
+        )
+    found = (_quantized(name, group) for name in _QUANTIZE if name in names)
+    return tuple(how for how in found if how is not None)
 
 
 def plan(
@@ -226,6 +252,14 @@ def plan(
     tolerance: Tolerance = None,
     time_limit: TimeLimit = None,
     predictors: Predictors = False,
+    allow_error: Annotated[
+        float | None,
+        typer.Option(
+            "--allow-error",
+            help="Of a store with several forms: how far off experts' weights may be, on average "
+            "over what tokens choose (0.01: 1%; 0: all as in the checkpoint).",
+        ),
+    ] = None,
     seed: Seed = 0,
     server: Server = None,
     out: Annotated[Path, typer.Option("--out", help="File for the plan.")] = Path("plan.json"),
@@ -237,6 +271,7 @@ def plan(
     it cancels the search there.
     """
     from planner.check import check_plan
+    from planner.forms import allowing
     from planner.looking_ahead import with_predictors
     from planner.predictor_report import check_judgeable
     from planner.solve import SOLVERS, make_plan
@@ -267,6 +302,10 @@ def plan(
         host_memory=host_memory,
         profile_out=profile_out,
     )
+    if allow_error is not None:
+        if server is not None:
+            raise OptionError("--allow-error: a server does not choose forms yet; leave one out")
+        loaded = allowing(loaded, allow_error)
     if predictors:
         check_judgeable(loaded.routing)
     here = functools.partial(make_plan, interruptible=True)

@@ -17,11 +17,19 @@ from hypothesis import strategies as st
 from executor import Engine, open_weights, pack, verify_store
 from executor.quantized import QuantizedMatrix, layout_of_4_bits, quantize
 from executor.store import StoreIndex, StoreUnit
-from planner.documents import LayerPolicy, ModelSpec, Policy, QuantizedExperts, Workload
+from executor.units import check_policy
+from planner.documents import (
+    FormName,
+    LayerPolicy,
+    ModelSpec,
+    Policy,
+    QuantizedExperts,
+    Workload,
+)
 from planner.documents import load_document as load
 from planner.memory import smallest_policy
 from planner.quantized import group_of, tile_spans
-from solvers.errors import CheckpointError, OptionError, StaleError, UnsupportedError
+from solvers.errors import CheckpointError, DocumentError, OptionError, StaleError, UnsupportedError
 
 INT8, INT4 = QuantizedExperts("int8-1"), QuantizedExperts("int4-1")
 NEW_TOKENS = 4
@@ -69,14 +77,18 @@ def matrix_of(tensors: dict[str, np.ndarray[Any, Any]], role: str) -> torch.Tens
     return torch.from_numpy((levels - 8) * wide[:, :, 0].T + wide[:, :, 1].T)
 
 
-def reference(checkpoint: Path, store: Path) -> Any:
-    """transformers' model of the checkpoint with the experts that the store has."""
+def reference(checkpoint: Path, store: Path, policy: Policy | None = None) -> Any:
+    """transformers' model of the checkpoint with the experts that the store has, or with those that
+    a policy reads of a store of several forms."""
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
     transposed = model.config.model_type == "gpt_oss"
     for unit in load(StoreIndex, store / "store.json").units:
-        if not unit.name.startswith("expert."):
+        form, is_expert, place = unit.name.rpartition("expert.")
+        if not is_expert:
             continue
-        layer, expert = map(int, unit.name.split(".")[1:])
+        layer, expert = map(int, place.split("."))
+        if policy is not None and form != f"{policy.layers[layer].form(expert)}.":
+            continue
         tensors = tensors_of(store, unit)
         experts = model.model.layers[layer].mlp.experts
         with torch.no_grad():
@@ -259,6 +271,121 @@ def test_equals_a_model_of_the_dequantized_weights(
     got, ours, _ = run(checkpoint, store, helpers)
     assert got == want
     torch.testing.assert_close(ours, logits, rtol=1e-4, atol=1e-4 * float(logits.abs().max()))
+
+
+# --- several forms -------------------------------------------------------------------------------
+
+CYCLE: tuple[FormName, ...] = ("own", "int8-1", "int4-1", "int4-1", "int8-1", "own", "int4-1")
+
+
+def mixed(policy: Policy, model: ModelSpec) -> Policy:
+    """Residents, prefetched ones and those on demand in all forms; one layer as in the
+    checkpoint."""
+    layers = [
+        replace(layer, forms=tuple(CYCLE[(3 * at + one) % 7] for one in range(spec.experts)))
+        for at, (layer, spec) in enumerate(zip(policy.layers, model.layers, strict=True))
+    ]
+    layers[-1] = replace(layers[-1], forms=())
+    return replace(policy, layers=tuple(layers))
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
+def test_equals_a_model_of_just_these_dequantized_experts(
+    family: str, checkpoint_of: Callable[..., Path], helpers: Any, tmp_path: Path
+) -> None:
+    checkpoint, store = checkpoint_of(family, num_hidden_layers=3), tmp_path / "store"
+    summary = pack(checkpoint, store, forms=(INT8, INT4))
+    assert 0 < summary.form_errors["int8-1"] < 0.02 < summary.form_errors["int4-1"] < 0.15
+    with open_weights(checkpoint, store) as source:
+        model = source.model
+    policy = mixed(policy_of(model), model)
+    assert {form for layer in policy.layers for form in layer.forms} == {"own", "int8-1", "int4-1"}
+    want, logits = by_transformers(reference(checkpoint, store, policy), helpers)
+    got, ours, read = run(checkpoint, store, helpers, policy)
+    assert got == want
+    torch.testing.assert_close(ours, logits, rtol=1e-4, atol=1e-4 * float(logits.abs().max()))
+    # and with none of them the checkpoint's own results, of more bytes
+    own, plain, more = run(checkpoint, store, helpers)
+    whole = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
+    want, logits = by_transformers(whole, helpers)
+    assert own == want
+    torch.testing.assert_close(plain, logits, rtol=1e-4, atol=1e-4 * float(logits.abs().max()))
+    assert not torch.allclose(ours, plain, rtol=1e-3)
+    assert read < more
+
+
+def test_store_of_several_forms(
+    bulk: tuple[Path, dict[int, Path]], tmp_path: Path, helpers: Any
+) -> None:
+    """Units of each form are those of a store in that form alone; errors are what these say."""
+    checkpoint, stores = bulk
+    store = tmp_path / "store"
+
+    def stopped(done: int, whole: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pack(checkpoint, store, stopped, forms=(INT8, INT4))
+    with pytest.raises(StaleError, match="other compression or quantization"):
+        pack(checkpoint, store, forms=(INT8,))
+    # what was written is made once more, and its errors with it
+    assert pack(checkpoint, store, forms=(INT8, INT4)).reused_units > 0
+    index = verify_store(checkpoint, store)
+    found = {unit.name: unit for unit in index.units}
+    for bits, form in ((16, ""), (8, "int8-1."), (4, "int4-1.")):
+        for unit in load(StoreIndex, stores[bits] / "store.json").units:
+            if unit.name.startswith("expert."):
+                same = found[f"{form}{unit.name}"]
+                assert (same.checksum, same.tensors) == (unit.checksum, unit.tensors)
+                assert (same.error_ppb is None) == (not form)
+    name = "expert.1.3"
+    own = tensors_of(store, found[name])
+    plain = torch.cat([torch.from_numpy(part).flatten() for part in own.values()]).double()
+    parts = tensors_of(store, found[f"int4-1.{name}"])
+    # gate and up are one matrix, and lie one behind the other
+    made = torch.cat([matrix_of(parts, role).flatten() for role in ("gate_up", "down")])
+    error = float((made - plain).norm() / plain.norm())
+    assert found[f"int4-1.{name}"].error_ppb == pytest.approx(error * 1e9, rel=1e-4)
+    with open_weights(checkpoint, store) as source:
+        model = source.model
+    forms = model.forms
+    assert forms is not None
+    assert [form.name for form in forms] == ["int8-1", "int4-1"]
+    assert forms[1].errors_ppb[1][3] == found[f"int4-1.{name}"].error_ppb
+    assert forms[1].expert_bytes[1] == found[f"int4-1.{name}"].size_bytes
+    # bfloat16, with torch's kernels for a few rows: within the account, and near the reference
+    policy = mixed(policy_of(model), model)
+    _, ours, _ = run(checkpoint, store, helpers, policy)
+    _, want = by_transformers(reference(checkpoint, store, policy), helpers)
+    assert float((ours - want).abs().max()) < 0.03 * float(want.abs().max())
+    # the same again is the same; anything else is refused
+    assert pack(checkpoint, store, forms=(INT8, INT4)).fingerprint == index.fingerprint
+    with pytest.raises(CheckpointError, match=r"as they are and in int8-1, groups by its rule and"):
+        pack(checkpoint, store)
+    with pytest.raises(OptionError, match="each format once"):
+        pack(checkpoint, tmp_path / "new", forms=(INT4, INT4))
+    with pytest.raises(OptionError, match="neither quantized as a whole nor compressed"):
+        pack(checkpoint, tmp_path / "new", forms=(INT4,), compress="exact")
+    assert not (tmp_path / "new").exists()
+    helpers.damage(store, f"int4-1.{name}", 100)
+    with pytest.raises(CheckpointError, match=r"int4-1\.expert\.1\.3 does not match its checksum"):
+        open_weights(checkpoint, store)
+
+
+def test_form_that_a_store_does_not_have_is_refused(
+    bulk: tuple[Path, dict[int, Path]], helpers: Any
+) -> None:
+    checkpoint, stores = bulk
+    with open_weights(checkpoint, stores[16]) as source:
+        policy = smallest_policy(source.model, 2)
+    cases: tuple[tuple[tuple[FormName, ...], str], ...] = (
+        (("int8-1",) * 8, "forms names int8-1; the store has its experts as in the checkpoint"),
+        (("own",) * 7, "forms has 7 entries; the layer has 8 experts"),
+    )
+    for forms, message in cases:
+        layers = (policy.layers[0], replace(policy.layers[1], forms=forms))
+        with pytest.raises(DocumentError, match=rf"policy\.layers\.1\.{message}"):
+            check_policy(source.model, replace(policy, layers=layers))
 
 
 def test_group_that_does_not_divide_is_refused(

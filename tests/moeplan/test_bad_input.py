@@ -156,6 +156,24 @@ CHECKPOINT_CASES = [
         ("--compress", "--quantize"),
     ),
     Case(
+        "pack in several forms without the checkpoint's own",
+        lambda tiny, here: ["pack", tiny, here / "s", "--quantize", "int8,int4"],
+        ("int8,int4", "'own'"),
+    ),
+    Case(
+        "pack in several forms and compressed",
+        lambda tiny, here: [
+            "pack",
+            tiny,
+            here / "s",
+            "--quantize",
+            "own,int4",
+            "--compress",
+            "exact",
+        ],
+        ("--compress", "--quantize"),
+    ),
+    Case(
         "synth without layers",
         lambda tiny, here: ["synth", tiny, "--layers", 0, "--out", here / "s"],
         ("--layers",),

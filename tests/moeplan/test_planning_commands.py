@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from moeplan import cli
-from moeplan.commands.explain import sentences
+from moeplan.commands.explain import _forms, sentences
 from moeplan.options import parse_range
 from moeplan.plots import Chart, Line, TableOf, build_plots
-from planner.documents import Plan, load_document
+from planner.documents import ExpertError, FormName, Plan, load_document
 from planner.explain import Explanation, Prefetching, Price, Unit
 from planner.sweep import GroupPoint
 from solvers.errors import OptionError
@@ -109,6 +109,11 @@ def test_what_is_refused(
     assert "makes no plan" in refused(capsys, *plan, "--solver", "belady")
     assert "no effect without --then" in refused(capsys, *plan, "--tolerance", "2%")
     assert "is the first objective" in refused(capsys, *plan, "--then", "throughput")
+    for error in ("0", "0.01"):
+        one = refused(capsys, *plan, "--allow-error", error)
+        assert "no effect: the profile's store has its experts in one form" in one
+    there = refused(capsys, *plan, "--allow-error", "0.01", "--server", "http://localhost:1")
+    assert "a server does not choose forms yet" in there
     alone = refused(capsys, *plan, "--attention-sinks", 2)
     assert alone.endswith("--attention-sinks has no effect without --attention-window")
     window = (*plan, *WORK, "--attention-window")
@@ -304,6 +309,20 @@ def pressed(times: str, argv: list[Any]) -> tuple[int, str, str]:
         text, errors = process.communicate(timeout=300)
     assert "Traceback" not in errors
     return process.returncode, text, errors
+
+
+def test_forms_in_words(plan: Plan) -> None:
+    assert _forms(plan) == []
+    forms: tuple[FormName, ...] = ("own", "int8-1", "int8-1", "int4-1")
+    layers = (replace(plan.policy.layers[0], forms=forms), *plan.policy.layers[1:])
+    error = ExpertError("weights", 20_000_000, 12_345_678)
+    own = replace(plan, policy=replace(plan.policy, layers=layers), expert_error=error)
+    (text,) = _forms(own)
+    assert "quantized are 2 in int8-1 and 1 in int4-1" in text
+    assert "1.235% off on average" in text
+    assert "2.000% was allowed" in text
+    (text,) = _forms(replace(plan, expert_error=replace(error, mean_ppb=0)))
+    assert "quantized are no experts" in text
 
 
 def test_control_c_writes_the_best_plan_so_far(made: SimpleNamespace, tmp_path: Path) -> None:

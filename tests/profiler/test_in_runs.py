@@ -65,6 +65,20 @@ def test_curves_move_to_what_operations_took_alone(costs: CostProfile) -> None:
     assert found.attention_decode == costs.attention_decode
 
 
+def test_other_forms_move_as_experts_do(costs: CostProfile) -> None:
+    """Experts of 8 rows took twice as long; so do those of another form there, and the curve goes
+    on rising."""
+    costs = replace(costs, forms={"int8-1": Curve((8, 2000), (500, 501), (0, 0), (1, 1), "fitted")})
+    events = tuple(event("expert", 1, turn * 1600, (turn + 1) * 1600, 8) for turn in range(6))
+    found = as_runs_do(costs, [Observed(events, 2, 12, 5)])
+    (moved,) = (found.forms or {}).values()
+    for rows, before in ((8, 500), (2000, 501)):
+        ratio = found.curves["expert"](rows) / costs.curves["expert"](rows)
+        assert ratio > 1.5
+        assert moved(rows) == pytest.approx(before * ratio, abs=1) or rows == 2000
+    assert moved.duration_ns[0] <= moved.duration_ns[1]
+
+
 def test_attention_moves_where_it_was_measured(costs: CostProfile) -> None:
     # 2 sequences of 12 + 1 positions: between 8 and 16, where 2 rows say 20 and 40 ns
     events = tuple(event("attention", 1, turn * 65, (turn + 1) * 65, 2) for turn in range(3))

@@ -19,16 +19,31 @@ from planner.memory import smallest_budget
 from planner.profiles import load_profile
 from planner.solve import make_plan
 from profiler import profile_checkpoint
-from profiler.measure import Effort
+from profiler.bench import Tokens
+from profiler.measure import Effort, Measurement
 
 QUICK = Effort(cell_ns=1, rounds=1, fills=1, turns=1, passes=1)
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of each product with a quantized matrix, as they are made."""
+    found: list[int] = []
+    product = QuantizedMatrix.product
+
+    def counted(self: QuantizedMatrix, inputs: Any) -> Any:
+        found.append(len(inputs))
+        return product(self, inputs)
+
+    monkeypatch.setattr(QuantizedMatrix, "product", counted)
+    return found
 
 
 def test_profile_plan_and_run(
     checkpoint: Callable[[str], Path],
     prompts: list[list[int]],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    products: list[int],
 ) -> None:
     folder, store = tmp_path / "checkpoint", tmp_path / "store"
     shutil.copytree(checkpoint("mixtral"), folder)
@@ -37,14 +52,6 @@ def test_profile_plan_and_run(
     config["max_position_embeddings"] = 40
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
     pack(folder, store, quantize=QuantizedExperts("int4-1", 16))
-    products: list[int] = []
-    product = QuantizedMatrix.product
-
-    def counted(self: QuantizedMatrix, inputs: Any) -> Any:
-        products.append(len(inputs))
-        return product(self, inputs)
-
-    monkeypatch.setattr(QuantizedMatrix, "product", counted)
     profile_checkpoint(
         folder,
         tmp_path / "p",
@@ -71,3 +78,24 @@ def test_profile_plan_and_run(
         engine.generate([[5, 6, 7, 8, 9, 10, 11, 12]] * 4)
         totals = engine.trace().totals
     assert totals.device_peak_bytes <= memory_bytes
+
+
+def test_each_form_is_measured_as_it_is_computed(
+    checkpoint: Callable[[str], Path], tmp_path: Path, products: list[int]
+) -> None:
+    folder, store = checkpoint("mixtral"), tmp_path / "store"
+    pack(folder, store, forms=(QuantizedExperts("int4-1", 16),))
+    with open_weights(folder, store) as source:
+        measurement = Measurement(source, 24 << 20, Tokens(range(3, 40), 211), effort=QUICK)
+        tasks = [task for task in measurement.tasks() if task.what == "experts in int4-1"]
+        # decode and prefill, each once
+        assert len(tasks) == 2
+        tasks[0].run()
+    found = measurement.form_samples["int4-1"].rows("expert")
+    assert {1, 2, 4} <= set(found)
+    assert measurement.samples.by_rows == {}
+    # each expert that was measured is two products, and the warm-up's are not counted
+    assert len(products) > 2 * sum(map(len, found.values()))
+    costs = measurement._forms()
+    assert costs is not None
+    assert set(costs) == {"int4-1"}

@@ -139,6 +139,12 @@ def test_a_plan_for_quantized_experts_is_refused(sources_of: from_sources) -> No
     for target in ("accelerate", "llama.cpp", "ktransformers", "vllm"):
         with pytest.raises(UnsupportedError, match="experts in int4-1, which no other engine"):
             export(target, replace(sources, model=model))
+    plan = sources.plan
+    layers = (replace(plan.policy.layers[0], forms=("int4-1",)), *plan.policy.layers[1:])
+    own = replace(sources, plan=replace(plan, policy=replace(plan.policy, layers=layers)))
+    for target in ("accelerate", "llama.cpp", "ktransformers", "vllm"):
+        with pytest.raises(UnsupportedError, match="forms of their own, which no other engine"):
+            export(target, own)
 
 
 def test_unknown_targets_and_plans_alone(sources_of: from_sources) -> None:
