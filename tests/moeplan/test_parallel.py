@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from executor.parallel import worker
+from executor.parallel.group import RankProcesses
 from moeplan import cli
+from solvers.errors import BudgetError
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pycode-moe"
 
@@ -97,6 +102,38 @@ def test_what_is_refused(
     assert captured.out == ""
     assert len(captured.err.strip().splitlines()) == 1
     assert words in captured.err
+
+
+def test_a_budget_too_small_for_another_rank_is_bad_input(
+    placement: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # ranks that are pipes: the second says at once what its process would
+    refusal = BudgetError("rank 1: 7 bytes are too few: the smallest that works is 8 bytes", 8)
+    ends = [os.pipe() for _ in range(5)]
+
+    def start(processes: RankProcesses, _: str) -> SimpleNamespace:
+        (_, first), (_, second), (one, _), (two, rank), (told, _) = ends
+        processes._orders, processes._answers = [first, second], [one, two]
+        os.write(rank, json.dumps({"error": worker._told(refusal)}).encode() + b"\n")
+        return SimpleNamespace(
+            returncode=0, poll=lambda: None, wait=lambda _: 0, stdin=None, stdout=os.fdopen(told)
+        )
+
+    monkeypatch.setattr(RankProcesses, "_start", start)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"token_ids": [1, 2]}\n')
+    arguments = ["--placement", str(placement), "--prompts", str(prompts), "--max-new-tokens", "4"]
+    out = tmp_path / "out.jsonl"
+    assert cli.main(["parallel", str(EXAMPLE), *arguments, "--out", str(out)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == f"moeplan: {refusal}\n"
+    assert not out.exists()
+    for end in (ends[0][0], ends[1][0], ends[2][1], ends[3][1], ends[4][1]):
+        os.close(end)
 
 
 @pytest.mark.parametrize("missing", ["--prompts", "--max-new-tokens"])
