@@ -131,6 +131,23 @@ def test_under_another_cap_the_clock_decides_nothing(
     assert planned() != free
 
 
+def test_of_a_rule_no_clock_decides_which_n_and_b_are_looked_at(
+    profile_factory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = profile_factory(layers=2, experts=4, sequences=12, prompt=4, new=4)
+    workload = Workload(8, 8, 2)
+    memory = smallest_budget_bytes(profile, workload) + profile.model.expert_bytes // 2
+
+    def ruled() -> Plan:
+        return make_plan(profile, workload, memory_bytes=memory, solver="lru")
+
+    plan = ruled()
+    # each look at the clock finds an hour gone: a busy machine
+    ticks = itertools.count(0, 3600)
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(ticks)))
+    assert ruled() == plan
+
+
 def test_no_baseline_is_better_where_it_was_chosen(small_profile: Any, budget: int) -> None:
     from planner.solve import solve
 
