@@ -96,6 +96,13 @@ def drifted(profile: Profile, drift: Drift) -> Profile:
         cross_decode=_scaled(costs.cross_decode, drift.compute),
         cross_prefill=_scaled(costs.cross_prefill, drift.compute),
         raw=None if raw is None else replace(raw, link=scaled_channel(raw.link, drift.copies, 0)),
+        kv_writes=None
+        if costs.kv_writes is None
+        else replace(
+            costs.kv_writes,
+            alone=scaled_curve(costs.kv_writes.alone, drift.copies),
+            beside=scaled_curve(costs.kv_writes.beside, drift.copies),
+        ),
         forms=None
         if costs.forms is None
         else {form: scaled_curve(curve, drift.compute) for form, curve in costs.forms.items()},
