@@ -19,7 +19,10 @@ from planner.memory import Forms
 from planner.routing import TraceArrays, load_trace
 from solvers.errors import DocumentError, StaleError
 
-__all__ = ["Profile", "assemble", "load_profile"]
+__all__ = ["UNFINISHED", "Profile", "assemble", "load_profile"]
+
+UNFINISHED = ".new"
+"""Where files of a profile lie until all are written."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +61,11 @@ def load_profile(folder: Path) -> Profile:
     if not is_dir(folder):
         what = "is no folder of a profile" if exists(folder) else "no such folder"
         raise DocumentError(f"{folder}: {what}; make one with 'moeplan profile'")
+    if exists(folder / UNFINISHED) and not exists(folder / "profile.json"):
+        raise DocumentError(
+            f"{folder}: half a profile: the command that wrote it was stopped, or is still at "
+            "work; give that command again"
+        )
     index = load_document(ProfileIndex, folder / "profile.json")
     hardware = load_document(Hardware, folder / "hardware.json")
     model = load_document(ModelSpec, folder / "model.json")

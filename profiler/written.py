@@ -20,7 +20,7 @@ from planner.documents import (
     writing,
 )
 from planner.files import exists, is_dir
-from planner.profiles import Profile
+from planner.profiles import UNFINISHED, Profile
 from planner.routing import TraceArrays, write_trace
 from profiler.refine import Refined
 from solvers.errors import OptionError
@@ -28,11 +28,10 @@ from solvers.errors import OptionError
 __all__ = ["check_out", "write_folder", "write_refined", "write_routing"]
 
 _INDEX = "profile.json"
-_STAGED = ".new"
 _DECIDING = (_INDEX, "routing.json")
 """Documents that hold hashes of other files."""
 _FILES = frozenset(
-    (_INDEX, "hardware.json", "model.json", "costs.json", "routing.json", "routing.npz", _STAGED)
+    (_INDEX, "hardware.json", "model.json", "costs.json", "routing.json", "routing.npz", UNFINISHED)
 )
 
 
@@ -49,7 +48,7 @@ def check_out(out: Path, *, routing_only: bool = False) -> None:
     what = "routing" if routing_only else "profile"
     if not is_dir(out):
         raise OptionError(f"{out}: is a file; name a new folder for the {what}")
-    own = {"routing.json", "routing.npz", _STAGED} if routing_only else _FILES
+    own = {"routing.json", "routing.npz", UNFINISHED} if routing_only else _FILES
     foreign = sorted(path.name for path in out.iterdir() if path.name not in own)
     if foreign:
         raise OptionError(
@@ -160,7 +159,7 @@ def _staged(out: Path) -> Iterator[Path]:
         fresh = not exists(out)
         out.mkdir(parents=True, exist_ok=True)
         lock = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
-        staged = out / _STAGED
+        staged = out / UNFINISHED
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             shutil.rmtree(staged, ignore_errors=True)

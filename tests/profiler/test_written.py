@@ -110,7 +110,8 @@ def test_an_older_profile_is_replaced(
     assert len(refused) == 7
     for copy in refused:
         assert loaded(copy) == (
-            f"{copy / 'profile.json'}: no such file; a profile document was expected"
+            f"{copy}: half a profile: the command that wrote it was stopped, or is still at work; "
+            "give that command again"
         )
     for copy in refused[1:-1]:  # nor is there routing for those that ask for it alone
         with pytest.raises(DocumentError, match=r"routing\.json: no such file"):
