@@ -56,8 +56,7 @@ _HALVINGS = 8
 """Of the price of memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(NamedTuple):
     """A form of one expert: its weight times its error, and its price; both integers."""
 
     form: FormName
@@ -184,15 +183,16 @@ def choose(encoding: Encoding) -> list[Forms]:
         chosen = knapsack([[one.option(price) for one in own] for own in experts], allowed).forms
         kept = sum(unit.held_bytes for unit in others if price * unit.held_bytes < unit.copy_ns)
         for own, form in zip(experts, chosen, strict=True):
-            one = next(one for one in own if one.form == form)
+            one = own[place[form]]
             kept += one.held_bytes if price * one.held_bytes < one.copied_ns else 0
         return chosen, kept <= capacity
 
+    place = {one.form: index for index, one in enumerate(experts[0])}
     most = max(one.copied_ns / one.held_bytes for own in experts for one in own)
     found, fits = at(0.0)
+    streaming, _ = at(most)
     if not fits:
-        low, high = 0.0, most
-        found, _ = at(high)
+        found, low, high = streaming, 0.0, most
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
             chosen, fits = at(middle)
@@ -200,7 +200,7 @@ def choose(encoding: Encoding) -> list[Forms]:
                 found, high = chosen, middle
             else:
                 low = middle
-    every = dict.fromkeys((found, at(most)[0]))
+    every = dict.fromkeys((found, streaming))
     return [_by_layer(profile, forms) for forms in every if {*forms} - {OWN}]
 
 
