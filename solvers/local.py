@@ -120,15 +120,17 @@ class FluidClock:
             if index in restarts:
                 ahead = np.zeros_like(total)
             taken = np.zeros_like(total)
+            needed = late[index] + useful[index]
             for stage in range(len(prologue)):
                 known = np.maximum(start[stage] - ahead, prologue[stage]) + lead[stage]
-                copied = np.minimum(np.maximum(ahead + known - start[stage], 0.0), fits[stage])
-                asked = late[index, stage] + useful[index, stage] - share[index, stage] * copied
+                beyond = ahead + known - start[stage]
+                copied = np.minimum(np.maximum(beyond, 0.0), fits[stage])
+                asked = needed[stage] - share[index, stage] * copied
                 tail = np.where(asked > 1.0, last[stage], 0.0)
                 ends = known + np.maximum(asked + tail, works[stage]) + epilogue[stage]
                 taken += ends
                 # until its lead has ended, a stage's own prefetches keep their slots
-                before = np.minimum(ahead + known - start[stage], most) - copied
+                before = np.minimum(beyond, most) - copied
                 ahead = np.maximum(before, 0.0) + np.maximum(ends - known - asked, 0.0)
                 ahead = np.minimum(ahead, most)
             total += taken * weight
