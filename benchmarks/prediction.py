@@ -59,7 +59,7 @@ from planner.profiles import Profile, load_profile
 from planner.solve import make_plan
 from profiler import bundled_prompts, profile_checkpoint, verify
 from profiler.drift import Drift, link_ratio, predicted_now
-from profiler.measure import Effort
+from profiler.effort import Effort
 from solvers.errors import BudgetError, MoeplanError
 
 

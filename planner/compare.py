@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from planner.documents import Plan, Workload
-from planner.encode import Factors
+from planner.factors import Factors
 from planner.formats import variants
 from planner.groups import candidates
 from planner.kv import Place

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ from planner.documents import (
     RawCopies,
     Workload,
 )
+from planner.factors import Factors, LeadTimes
 from planner.form_costs import expert_curve, form_places
 from planner.host import host_stays
 from planner.kv import Written, write_price, written_layer, written_tokens
@@ -53,36 +54,11 @@ from solvers.errors import UnsupportedError
 from solvers.outcome import HostShare, Schedule, StageChoice
 from solvers.problem import Scenarios, Stage, Unit
 
-__all__ = ["DTYPE_BYTES", "Encoding", "Factors", "LeadTimes", "schedule_of"]
+__all__ = ["DTYPE_BYTES", "Encoding", "schedule_of"]
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 UnitKind = Literal["dense", "expert", "raw", "head"]
-
-
-class Factors(NamedTuple):
-    """How much longer copies, and computation in prefill and in decode, take than alone; ``raw``:
-    copies of experts as they are, where the others are compressed."""
-
-    copy: float = 1.0
-    prefill: float = 1.0
-    decode: float = 1.0
-    raw: float = 1.0
-
-    def of(self, phase: str) -> float:
-        """The factor of computation."""
-        return self.prefill if phase == "prefill" else self.decode
-
-
-class LeadTimes(NamedTuple):
-    """What a layer computes before its demand is known: (kind, item, rows, duration_ns)."""
-
-    steps: tuple[tuple[str, int, int, int], ...]
-
-    @property
-    def total_ns(self) -> int:
-        """All of it."""
-        return sum(step[3] for step in self.steps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -360,9 +336,8 @@ class Encoding:
         """The factor of one kind, where ``factor`` is that of computation in general."""
         costs = self.profile.costs
         general = costs.compute_slowdown.value - 1.0
-        if general <= 0:
-            return factor
-        return 1.0 + (factor - 1.0) / general * (costs.slowdown(kind, phase) - 1.0)
+        own = costs.slowdown(kind, phase) - 1.0
+        return 1.0 + (factor - 1.0) / general * own if general > 0 else factor
 
     def expert_times(
         self, rows: npt.NDArray[np.int32], factor: float, phase: str, form: FormName = OWN
@@ -376,8 +351,6 @@ class Encoding:
         ]
         table: npt.NDArray[np.int64] = np.array(times, dtype=np.int64)[places]
         return table.reshape(rows.shape)
-
-    # Policy ------------------------------------------------------------------------------------
 
     def policy(self, schedule: Schedule) -> Policy:
         """The plan's form of a schedule."""

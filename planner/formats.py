@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.documents import Policy
-from planner.encode import Factors
+from planner.factors import Factors
 from planner.groups import Candidate
 from solvers.outcome import Schedule
 from solvers.replay import Replay, replay

@@ -29,7 +29,8 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.documents import OWN, ExpertError, FormName, Policy
-from planner.encode import Encoding, Factors
+from planner.encode import Encoding
+from planner.factors import Factors
 from planner.form_costs import expert_curve
 from planner.host import host_stays
 from planner.memory import EXPERT_TILE_ROWS, Forms

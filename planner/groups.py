@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.documents import Predicted, Workload
-from planner.encode import Encoding, Factors
+from planner.encode import Encoding
+from planner.factors import Factors
 from planner.forms import with_forms
 from planner.kv import Place, kv_stays
 from planner.objectives import Objective

@@ -20,8 +20,9 @@ from planner.documents import (
     Slowdown,
     Workload,
 )
-from planner.encode import Encoding, Factors
+from planner.encode import Encoding
 from planner.entries import BASELINES, Entry, run_solver
+from planner.factors import Factors
 from planner.offload_problem import DeviceCandidate, DeviceGroup
 from planner.profiles import Profile
 from planner.scenarios import Sequences, split_sequences

@@ -15,7 +15,7 @@ from planner.documents import (
     Offload,
     Policy,
 )
-from planner.encode import Factors
+from planner.factors import Factors
 from planner.memory import default_head_tiling, held_expert_bytes, slot_bytes
 from planner.offload import offload_group, predict_device, rank_batch
 from planner.offload_problem import DeviceCandidate

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from planner.encode import Encoding, Factors
+from planner.encode import Encoding
+from planner.factors import Factors
 from planner.scenarios import PassShape
 from solvers.outcome import Schedule
 from solvers.problem import Problem

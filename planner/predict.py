@@ -9,7 +9,8 @@ import numpy as np
 
 from planner.computing import computing_share
 from planner.documents import Event, Predicted, PredictedTotals, Slowdown, Timeline
-from planner.encode import Encoding, Factors
+from planner.encode import Encoding
+from planner.factors import Factors
 from planner.interval import rate, relative_error
 from planner.overlap import is_raw
 from planner.scenarios import PassShape

@@ -13,7 +13,8 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from planner.documents import ModelSpec, Plan, Timeline
-from planner.encode import DTYPE_BYTES, Encoding, Factors, schedule_of
+from planner.encode import DTYPE_BYTES, Encoding, schedule_of
+from planner.factors import Factors
 from planner.groups import Candidate
 from planner.memory import account_device
 from planner.objectives import objective_named

@@ -8,16 +8,26 @@ the whole curve.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from executor.device import DTYPES
 from planner.documents import ModelSpec, Workload
-from planner.memory import EXPERT_TILE_ROWS
+from planner.memory import EXPERT_TILE_ROWS, smallest_budget
 from profiler.bench import Bench
-from profiler.layout import HEAD_TILES
+from profiler.layout import HEAD_TILES, BenchPlan, Layout
 from profiler.samples import PassSamples, add_pass
+from solvers.errors import BudgetError
 
-__all__ = ["EXPERT_ROWS", "Cell", "decode_cells", "measure_cell", "prefill_cells"]
+__all__ = [
+    "EXPERT_ROWS",
+    "Cell",
+    "decode_cells",
+    "fitting",
+    "measure_cell",
+    "prefill_cells",
+    "too_little",
+]
 
 EXPERT_ROWS = tuple(
     rows
@@ -145,3 +155,32 @@ def _expert_rows(bench: Bench, tokens: int) -> list[int]:
     most = min(max(8 * share, 2.0), tokens)
     likely = [rows for rows in EXPERT_ROWS if share / 4 <= rows <= most]
     return likely or [max(rows for rows in EXPERT_ROWS if rows <= tokens)]
+
+
+def fitting(layout: Layout, cells: Sequence[Cell]) -> tuple[Sequence[Cell], BenchPlan | None]:
+    """The cells that fit, the largest of which sets the bench; roomy benches come first."""
+    for wanted in (True, False):
+        for end in range(len(cells), 0, -1):
+            plan = layout.plan(cells[end - 1].workload)
+            if plan is not None and (not wanted or layout.roomy(plan)):
+                return cells[:end], plan
+    return (), None
+
+
+def too_little(model: ModelSpec, memory_bytes: int) -> BudgetError:
+    """What to raise where not even the smallest cells fit: it names the smallest budget."""
+    low, high = smallest_budget(model, Workload(1, 1, 1), DTYPES[model.dtype].itemsize), 1 << 62
+    while low < high:
+        middle = (low + high) // 2
+        layout = Layout(model, middle)
+        both = bool(model.encoder)
+        smallest = [Cell(1, None, 32, both), Cell(1, 8, 8, both)]
+        if all(layout.plan(cell.workload) is not None for cell in smallest):
+            high = middle
+        else:
+            low = middle + 1
+    return BudgetError(
+        f"{model.name} cannot be profiled in {memory_bytes:,} bytes of memory; "
+        f"the smallest budget that works is {low:,} bytes",
+        low,
+    )

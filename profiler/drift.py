@@ -20,7 +20,8 @@ from planner.profiles import Profile
 from planner.recompute import candidate_of
 from profiler.bench import Tokens
 from profiler.correct import scaled_channel, scaled_curve, scaled_surface
-from profiler.measure import Effort, Measurement
+from profiler.effort import Effort
+from profiler.measure import Measurement
 
 __all__ = ["Drift", "drifted", "link_ratio", "predicted_now"]
 

@@ -17,7 +17,8 @@ from executor.tokenizer import load_tokenizer
 from planner.documents import ModelSpec, ProfileIndex, RoutingTrace
 from planner.files import exists, read_regular
 from profiler.bench import Tokens
-from profiler.measure import Effort, Measurement
+from profiler.effort import Effort
+from profiler.measure import Measurement
 from profiler.prompts import bundled_prompts
 from profiler.record import Recording, longest_prompt, record_routing
 from profiler.tasks import Progress, Task, run_tasks

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import get_args
 
-from executor.device import DTYPES
 from executor.memory import Backend, CpuBackend
 from executor.reference import Reference
 from executor.source import WeightSource
@@ -29,11 +28,11 @@ from planner.documents import (
 from planner.documents.base import Source
 from planner.documents.costs import OperationKind
 from planner.groups import CHUNK_BYTES
-from planner.memory import smallest_budget
 from profiler.bench import Bench, Tokens
-from profiler.compute import Cell, decode_cells, measure_cell, prefill_cells
+from profiler.compute import Cell, decode_cells, fitting, measure_cell, prefill_cells, too_little
 from profiler.contention import Turn, contend, kind_slowdowns, slowdowns
 from profiler.curves import drifting, fit_curve, fit_surface
+from profiler.effort import Effort
 from profiler.in_runs import as_runs_do
 from profiler.kv import WriteSamples, measure_writes
 from profiler.layout import BenchPlan, Layout
@@ -42,9 +41,8 @@ from profiler.machine import describe_machine
 from profiler.observed import Observed, between_passes_ns
 from profiler.samples import PassSamples
 from profiler.tasks import Task
-from solvers.errors import BudgetError
 
-__all__ = ["Effort", "Measurement"]
+__all__ = ["Measurement"]
 
 _MOST_PREFILL_TOKENS = 1024
 """Attention and experts compute in tiles of fewer rows: more tokens cost in proportion."""
@@ -55,33 +53,6 @@ _REFERENCE_NS = 25_000_000
 """For each of these in a cell one moment of the reference after it: about a quarter more time.
 Single moments of 5 ms scattered by 0.23 where the means of five seconds did by 0.14, four by 0.17.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How long to measure.
-
-    Attributes
-    ----------
-    cell_ns
-        For each kind of pass in each round (at least three passes are made).
-    rounds
-        Times that everything is measured, one after the other: what the machine does in one moment
-        does not decide about one point.
-    fills
-        Moments in which the channel fills its slots, for each chunk size.
-    moment_ns
-        The least that each of them lasts: slots are filled again and again.
-    turns, passes
-        Of contention: alternations, and passes in each.
-    """
-
-    cell_ns: int = 100_000_000
-    rounds: int = 2
-    fills: int = 3
-    moment_ns: int = 200_000_000
-    turns: int = 2
-    passes: int = 4
 
 
 @dataclass(slots=True)
@@ -159,17 +130,17 @@ class Measurement:
         tasks.append(Task("writes of keys and values", 12 * self.effort.cell_ns, self._writes))
         groups = [*decode_cells(self.model), *prefill_cells(self.model, _MOST_PREFILL_TOKENS)]
         for cells in groups:
-            fitting, plan = _fitting(layout, cells)
+            fitted, plan = fitting(layout, cells)
             if plan is None:
                 continue
-            first = fitting[0]
+            first = fitted[0]
             kind = "decode" if first.prompt_tokens is None else "prefill"
             what = f"{kind} at {first.context} tokens"
-            estimate = (self.effort.cell_ns + 50_000_000) * len(fitting) + 100_000_000
-            tasks.append(Task(what, estimate, self._compute(fitting, plan)))
+            estimate = (self.effort.cell_ns + 50_000_000) * len(fitted) + 100_000_000
+            tasks.append(Task(what, estimate, self._compute(fitted, plan)))
         decoding = any(task.what.startswith("decode") for task in tasks)
         if not decoding or not any(task.what.startswith("prefill") for task in tasks):
-            self._refuse()
+            raise too_little(self.model, self.memory_bytes)
         tasks += self._form_tasks(groups)
         tasks += self._contention_tasks()
         if self.source.both:
@@ -247,10 +218,10 @@ class Measurement:
             samples = self.form_samples.setdefault(form.name, PassSamples())
             layout = Layout(self.model, self.memory_bytes, form=form.name)
             for cells in chosen:
-                fitting, plan = _fitting(layout, cells)
+                fitted, plan = fitting(layout, cells)
                 if plan is not None:
-                    estimate = (self.effort.cell_ns + 50_000_000) * len(fitting) + 100_000_000
-                    task = self._compute(fitting, plan, samples)
+                    estimate = (self.effort.cell_ns + 50_000_000) * len(fitted) + 100_000_000
+                    task = self._compute(fitted, plan, samples)
                     tasks.append(Task(f"experts in {form.name}", estimate, task))
         return tasks
 
@@ -403,35 +374,6 @@ class Measurement:
         read = size * share
         return size * 1e9 / (chunks * fit.latency_ns.value + read * slope)
 
-    def _refuse(self) -> None:
-        width = DTYPES[self.model.dtype].itemsize
-        need = smallest_budget(self.model, Workload(1, 1, 1), width)
-        low, high = need, 1 << 62
-        while low < high:
-            middle = (low + high) // 2
-            layout = Layout(self.model, middle)
-            both = bool(self.model.encoder)
-            smallest = [Cell(1, None, 32, both), Cell(1, 8, 8, both)]
-            if all(layout.plan(cell.workload) is not None for cell in smallest):
-                high = middle
-            else:
-                low = middle + 1
-        raise BudgetError(
-            f"{self.model.name} cannot be profiled in {self.memory_bytes:,} bytes of memory; "
-            f"the smallest budget that works is {low:,} bytes",
-            low,
-        )
-
 
 def _surface(samples: Mapping[tuple[int, int], Sequence[int]]) -> Surface | None:
     return fit_surface(samples) if samples else None
-
-
-def _fitting(layout: Layout, cells: Sequence[Cell]) -> tuple[Sequence[Cell], BenchPlan | None]:
-    """The cells that fit, the largest of which sets the bench; roomy benches come first."""
-    for wanted in (True, False):
-        for end in range(len(cells), 0, -1):
-            plan = layout.plan(cells[end - 1].workload)
-            if plan is not None and (not wanted or layout.roomy(plan)):
-                return cells[:end], plan
-    return (), None

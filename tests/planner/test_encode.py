@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from planner.documents import Channel, Figure, Hardware, StoredShares, Workload
-from planner.encode import Encoding, Factors, schedule_of
+from planner.encode import Encoding, schedule_of
+from planner.factors import Factors
 from planner.memory import account_device
 from planner.scenarios import PassShape
 from solvers.checker import used_bytes

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from planner.documents import Figure, RawCopies, StoredShares, Workload
-from planner.encode import Encoding, Factors
+from planner.encode import Encoding
 from planner.entries import Entry, Patience, first_looks, mixed
+from planner.factors import Factors
 from planner.formats import (
     format_words,
     in_one_format,

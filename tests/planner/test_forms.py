@@ -26,8 +26,9 @@ from planner.documents import (
     parse_document,
     to_json,
 )
-from planner.encode import Encoding, Factors
+from planner.encode import Encoding
 from planner.entries import Entry
+from planner.factors import Factors
 from planner.forms import Choice, Option, allowing, choose, forms_words, knapsack, uses
 from planner.groups import candidates, smallest_budget_bytes
 from planner.memory import default_head_tiling, head_tile_bytes, slot_bytes

@@ -17,7 +17,8 @@ from planner.documents import (
     document_hash,
     to_json,
 )
-from planner.encode import Encoding, Factors, schedule_of
+from planner.encode import Encoding, schedule_of
+from planner.factors import Factors
 from planner.groups import smallest_budget_bytes
 from planner.kv import NOT_MEASURED, Written, check_place, kv_stays, written_tokens
 from planner.memory import aligned

@@ -11,8 +11,9 @@ import pytest
 
 from planner.check import check_plan
 from planner.documents import RoutingTrace, Surface, Workload, document_hash
-from planner.encode import Encoding, Factors
+from planner.encode import Encoding
 from planner.exports.base import Sources
+from planner.factors import Factors
 from planner.interval import extrapolated
 from planner.predictor_report import check_judgeable
 from planner.profiles import Profile, assemble

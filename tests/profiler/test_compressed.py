@@ -9,14 +9,15 @@ from pathlib import Path
 from executor import Engine, open_weights, pack
 from planner.check import check_plan
 from planner.documents import Plan, Workload
-from planner.encode import Encoding, Factors, schedule_of
+from planner.encode import Encoding, schedule_of
 from planner.entries import Entry
+from planner.factors import Factors
 from planner.memory import decode_bytes, smallest_budget
 from planner.profiles import load_profile
 from planner.recompute import candidate_of
 from planner.solve import document, make_plan
 from profiler import profile_checkpoint
-from profiler.measure import Effort
+from profiler.effort import Effort
 from solvers.outcome import Stop
 
 QUICK = Effort(cell_ns=1, rounds=1, fills=1, turns=1, passes=1)

@@ -11,7 +11,8 @@ import pytest
 from planner.documents import Channel, CostProfile, Curve, Figure, Surface
 from planner.interval import rate, relative_error
 from profiler.curves import drifting, fit_curve
-from profiler.measure import Effort, Measurement
+from profiler.effort import Effort
+from profiler.measure import Measurement
 
 KINDS = {"expert": 6e5, "router": 3e5, "attention": 8e5, "head": 1e5}
 """True ns of an operation; a run has a thousand of each."""

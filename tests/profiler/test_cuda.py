@@ -10,7 +10,7 @@ import torch
 
 from planner.profiles import load_profile
 from profiler import profile_checkpoint
-from profiler.measure import Effort
+from profiler.effort import Effort
 from solvers.errors import BudgetError, OptionError
 
 PROMPTS = [[3, 5, 7, 11] * 4, [4, 6, 8] * 5]

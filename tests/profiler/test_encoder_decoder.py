@@ -24,8 +24,8 @@ from planner.solve import make_plan
 from profiler import profile_checkpoint, verify
 from profiler.bench import Bench, Tokens
 from profiler.compute import Cell, decode_cells
+from profiler.effort import Effort
 from profiler.layout import Layout, bench_layers, first_layers
-from profiler.measure import Effort
 from profiler.observed import Observed, surface_of
 from profiler.refine import observed, refine
 from profiler.samples import PassSamples, add_pass

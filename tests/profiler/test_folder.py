@@ -15,7 +15,7 @@ from planner.documents import Document, Workload, document_hash, write_document
 from planner.profiles import load_profile
 from planner.solve import make_plan
 from profiler import profile_checkpoint
-from profiler.measure import Effort
+from profiler.effort import Effort
 from solvers.errors import (
     BudgetError,
     CheckpointError,

@@ -14,13 +14,15 @@ from executor import Engine, open_weights, pack
 from executor.quantized import QuantizedMatrix
 from planner.check import check_plan
 from planner.documents import QuantizedExperts, Workload
-from planner.encode import Encoding, Factors
+from planner.encode import Encoding
+from planner.factors import Factors
 from planner.memory import smallest_budget
 from planner.profiles import load_profile
 from planner.solve import make_plan
 from profiler import profile_checkpoint
 from profiler.bench import Tokens
-from profiler.measure import Effort, Measurement
+from profiler.effort import Effort
+from profiler.measure import Measurement
 
 QUICK = Effort(cell_ns=1, rounds=1, fills=1, turns=1, passes=1)
 

@@ -18,7 +18,7 @@ from planner.memory import smallest_budget
 from planner.model_spec import read_model
 from planner.profiles import load_profile
 from profiler import profile_checkpoint
-from profiler.measure import Effort
+from profiler.effort import Effort
 from profiler.record import longest_prompt, record_routing
 from solvers.errors import BudgetError
 
