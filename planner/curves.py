@@ -11,16 +11,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from planner.documents import Workload
-from planner.entries import Entry, Patience, first_looks, run_strategy
+from planner.entries import Entry, Looks
 from planner.formats import streamed
-from planner.groups import Candidate, candidates
+from planner.groups import candidates
 from planner.kv import Place
 from planner.looking_ahead import with_predictors
 from planner.objectives import objective_named
 from planner.profiles import Profile
 from planner.solve import document, solve
 from planner.sweep import Told, untold
-from solvers.outcome import Schedule
 from solvers.registry import Feature, load
 
 __all__ = ["FrontierPoint", "TimePoint", "by_time", "frontiers"]
@@ -62,6 +61,9 @@ def by_time(
     progress: Told = untold,
 ) -> list[TimePoint]:
     """What a searching solver reaches under each time limit, in seconds."""
+    goal, looks = objective_named(objective, workload), None
+    if goal.measure != "memory":  # whose plans are made for another budget and objective
+        looks = Looks.of(candidates(profile, workload, memory_bytes, seed, goal, kv))
     points = []
     for done, seconds in enumerate(limits):
         progress(done, len(limits), f"{solver} within {seconds:g} s")
@@ -74,6 +76,7 @@ def by_time(
             time_limit_seconds=seconds,
             seed=seed,
             kv=kv,
+            looks=looks,
         )
         if predictors:
             plan = with_predictors(document(profile, entry, [], seed), profile, seed)
@@ -101,18 +104,17 @@ def frontiers(
     """The throughput of each solver within each budget (ascending), as ``sweep`` has it.
 
     Nothing is proven, and what is not asked for is not compared: a rule's policies alone are made,
-    of groups that all rules share.
+    of groups that all solvers share.
     """
     goal = objective_named("throughput", workload)
     best: dict[str, FrontierPoint] = {}
     lines: dict[str, list[FrontierPoint]] = {name: [] for name in solvers}
     for done, budget in enumerate(budgets):
-        found = candidates(profile, workload, budget, seed, goal, kv)
-        looks: list[tuple[Candidate, Schedule]] = []
+        looks = Looks.of(candidates(profile, workload, budget, seed, goal, kv))
         for at, name in enumerate(solvers):
             what = f"{name} within {budget / (1 << 20):,.1f} MiB"
             progress(done * len(solvers) + at, len(budgets) * len(solvers), what)
-            if not found:
+            if not looks.found:
                 lines[name].append(FrontierPoint(budget, None, 0, 0))
                 continue
             if Feature.BOUND in load(name).features:
@@ -125,10 +127,10 @@ def frontiers(
                     time_limit_seconds=time_limit_seconds,
                     seed=seed,
                     kv=kv,
+                    looks=looks,
                 )
             else:
-                looks = looks or first_looks(found, float("inf"), Patience(False))
-                entry = run_strategy(name, profile, found, looks, seed)
+                entry = looks.strategy(name, profile, seed)
             # throughput's objective is ns a token
             rate, encoding = (
                 1e9 / _judged(profile, entry, seed, predictors),

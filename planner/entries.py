@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from planner.formats import settle_format, split_formats, variants
@@ -22,6 +22,7 @@ from solvers.variate import corrected
 __all__ = [
     "BASELINES",
     "Entry",
+    "Looks",
     "Patience",
     "aimed",
     "first_looks",
@@ -283,13 +284,43 @@ def run_strategy(
     return Entry.of(name, found[index], schedule, Stop.RULE, said)
 
 
+@dataclass(frozen=True, eq=False)
+class Looks:
+    """What searches of one workload, budget, objective and seed share, however long they take.
+
+    Attributes
+    ----------
+    found
+        All n and b that fit.
+    ranked
+        As ``first_looks`` has them.
+    made
+        Strategies' policies so far, by name.
+    """
+
+    found: list[Candidate]
+    ranked: list[tuple[Candidate, Schedule]]
+    made: dict[str, Entry] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        found: list[Candidate],
+        deadline: float = float("inf"),
+        patience: Patience | None = None,
+    ) -> Looks:
+        """With no policy yet."""
+        return cls(found, first_looks(found, deadline, patience or Patience(False)))
+
+    def strategy(self, name: str, profile: Profile, seed: int) -> Entry:
+        """As ``run_strategy``, once."""
+        if name not in self.made:
+            self.made[name] = run_strategy(name, profile, self.found, self.ranked, seed)
+        return self.made[name]
+
+
 def run_baselines(
-    skip: str,
-    profile: Profile,
-    found: list[Candidate],
-    ranked: list[tuple[Candidate, Schedule]],
-    seed: int,
-    patience: Patience,
+    skip: str, profile: Profile, looks: Looks, seed: int, patience: Patience
 ) -> list[Entry]:
     """All baselines but ``skip``; once interrupted, with the most promising n and b alone."""
     rivals = []
@@ -300,8 +331,9 @@ def run_baselines(
 
         def work(name: str = name) -> Entry:
             if patience.interrupted:
-                return run_strategy(name, profile, [ranked[0][0]], ranked[:1], seed)
-            return run_strategy(name, profile, found, ranked, seed)
+                first = looks.ranked[:1]
+                return run_strategy(name, profile, [first[0][0]], first, seed)
+            return looks.strategy(name, profile, seed)
 
         rivals.append(patience.finish(work))
     return rivals

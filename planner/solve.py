@@ -25,14 +25,13 @@ from planner.documents import (
 from planner.entries import (
     BASELINES,
     Entry,
+    Looks,
     Patience,
     aimed,
-    first_looks,
     housed,
     mixed,
     run_baselines,
     run_solver,
-    run_strategy,
     told,
 )
 from planner.formats import streamed
@@ -103,7 +102,7 @@ def make_plan(
     time_limit_seconds
         A cap on the wall clock. Work is limited by counts derived from it that do not depend on the
         clock, so that the same inputs give the same plan unless the machine is so slow that the cap
-        cuts in (``stop`` then is ``time_limit``). Of a solver that follows a rule no clock is asked.
+        cuts in (``stop`` then is ``time_limit``). A solver that follows a rule asks no clock.
     cap_seconds
         The cap, where it is to be another: the counts stay those of ``time_limit_seconds``.
     seed
@@ -162,8 +161,10 @@ def solve(
     patience: Patience | None = None,
     cap_seconds: float | None = None,
     kv: Place = "auto",
+    looks: Looks | None = None,
 ) -> tuple[Entry, list[Entry]]:
-    """The winner and those it was compared with; see ``make_plan``."""
+    """The winner and those it was compared with; see ``make_plan``. ``looks`` are those of another
+    search that differs in its solver or time limit alone."""
     patience = patience or Patience(False)
     goal = objective_named(objective, workload)
     backend = load_runnable(solver)
@@ -204,12 +205,13 @@ def solve(
             kv=kv,
         )
     deadline = time.monotonic() + (time_limit_seconds if cap_seconds is None else cap_seconds)
-    found = candidates(profile, workload, memory_bytes, seed, goal, kv)
+    found = looks.found if looks else candidates(profile, workload, memory_bytes, seed, goal, kv)
     if not found:
         raise _too_small(profile, workload, memory_bytes, kv)
     searching = Feature.BOUND in backend.features
     # a rule takes no time limit: no clock decides which plan it makes
-    ranked = first_looks(found, deadline if searching else math.inf, patience)
+    looks = looks or Looks.of(found, deadline if searching else math.inf, patience)
+    ranked = looks.ranked
     entries: list[Entry] = []
 
     def limits() -> Limits:
@@ -229,9 +231,9 @@ def solve(
         if not entries:
             entries.append(Entry.of(solver, *ranked[0], Stop.INTERRUPTED))
     else:
-        entries.append(run_strategy(solver, profile, found, ranked, seed))
+        entries.append(looks.strategy(solver, profile, seed))
     best = min(entries, key=lambda entry: entry.chosen_value)
-    rivals = run_baselines(solver, profile, found, ranked, seed, patience)
+    rivals = run_baselines(solver, profile, looks, seed, patience)
     if searching:
         closest = min(rivals, key=lambda entry: entry.chosen_value)
         if closest.chosen_value < best.chosen_value and time.monotonic() < deadline:
