@@ -5,6 +5,7 @@ Everything heavy is imported inside, so that Control-C during a slow start is on
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from moeplan.interrupts import hold_in_extensions
 __all__ = ["entry", "main"]
 
 _INTERRUPTED = 130
+_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,7 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         # what nobody foresaw about a place that the user or a document named
         if error.filename is None:
-            raise
+            if error.errno not in _REFUSED:
+                raise
+            # files are written under their names: this is what the shell put behind '>'
+            return _no_stdout(error)
         if is_full(error):
             reporter.fail("RunError", f"{os.fsdecode(error.filename)}: {FULL_DISK}")
             return 1
@@ -84,6 +89,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if code == _INTERRUPTED:
         reporter.fail("Interrupted", "interrupted; nothing half-written was left")
     return code or 0
+
+
+def _no_stdout(error: OSError) -> int:
+    """Say on stderr alone why nothing more can be printed."""
+    from planner.documents.base import FULL_DISK, is_full
+
+    why = FULL_DISK if is_full(error) else f"cannot be written: {error.strerror}"
+    print(f"moeplan: stdout: {why}", file=sys.stderr)
+    return 1
 
 
 def _extra_of(module: str) -> str | None:
@@ -104,6 +118,7 @@ def _extra_of(module: str) -> str | None:
 
 def entry() -> None:
     """The ``moeplan`` program."""
+    code = 0
     try:
         from moeplan.output import guard_stdout
 
@@ -120,6 +135,11 @@ def entry() -> None:
         # the reader of our output has gone (head, less): nothing is wrong
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 0
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+        # what was still in the buffer; a command that has failed has said why
+        code = code or _no_stdout(error)
     # the work is done or given up: a late Control-C must not end in a traceback
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if code == _INTERRUPTED:

@@ -69,7 +69,8 @@ def parse_size(text: str, option: str) -> int:
         )
     if unit.lower() not in _UNITS:
         raise OptionError(
-            f"{option} {text!r} has an unknown unit {unit!r}; use B, kB, MB, GB, KiB, MiB or GiB"
+            f"{option} {text!r} has an unknown unit {unit!r}; use B, kB, MB, GB, TB, KiB, MiB, GiB "
+            "or TiB"
         )
     size_bytes = int(Decimal(number) * _UNITS[unit.lower()])
     if size_bytes < 1:

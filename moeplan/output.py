@@ -236,8 +236,9 @@ class Reporter:
     def fail(self, kind: str, message: str) -> None:
         """One line on stderr, and under ``--json`` an error document on stdout."""
         line = one_line(message)
-        self.result({"error": {"class": kind, "message": line}})
         self.note(f"moeplan: {line}")
+        with contextlib.suppress(OSError):  # what was wrong is said; stdout is told of at the end
+            self.result({"error": {"class": kind, "message": line}})
 
     @contextlib.contextmanager
     def quiet_stdout(self) -> Iterator[None]:

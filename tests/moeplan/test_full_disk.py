@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,3 +116,42 @@ def test_what_had_ended_is_shown_where_it_cannot_be_written(
     assert "first and last" in told.out
     assert "second" not in told.out
     assert "the disk is full" in told.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "said"),
+    [
+        (("schema", "plan"), 1, "stdout: cannot be written: File too large"),
+        (("--version",), 1, "stdout: cannot be written: File too large"),
+        (("check", "none", "--json"), 2, "none: no such file; a plan document was expected"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else None,
+)
+def test_a_stdout_without_room_is_one_line(
+    argv: tuple[str, ...], code: int, said: str, tmp_path: Path
+) -> None:
+    """``moeplan ... > file``: two bytes may be written, what is buffered fails at the end."""
+    with (tmp_path / "out").open("w") as out:
+        made = subprocess.run(
+            [sys.executable, "-m", "moeplan", *argv],
+            cwd=tmp_path,
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2, 2)),
+            check=False,
+        )
+    assert (made.returncode, made.stderr) == (code, f"moeplan: {said}\n")
+
+
+def test_a_full_disk_behind_stdout_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Reporter, "show_text", refuse)
+    assert cli.main(["schema", "plan"]) == 1
+    line = "moeplan: stdout: the disk is full: make room there, or name another place\n"
+    assert capsys.readouterr().err == line

@@ -265,6 +265,37 @@ def test_numbers_are_plain_and_finite(argv: list[str], capsys: pytest.CaptureFix
     assert len(line.splitlines()) == 1
 
 
+@pytest.mark.parametrize("option", ["--max-error", "--time-limit", "--latency-us"])
+def test_of_nan_no_limit_is_told(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    commands = {
+        "--max-error": "verify p q",
+        "--time-limit": "explain p",
+        "--latency-us": "simulate p",
+    }
+    assert cli.main([*commands[option].split(), option, "nan"]) == 2
+    line = f"moeplan: {option} 'nan' is no finite number; write it like 10 or 0.5\n"
+    assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        (["plan", "", "--memory", "1MiB"], "PROFILE_DIR"),
+        (["plan", "p", "--memory", "1MiB", "--out", ""], "--out"),
+        (["show", "a.json", ""], "PLAN|TRACE..."),
+        (["pack", "c", ""], "STORE"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_an_empty_path_is_not_this_folder(
+    argv: list[str], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(argv) == 2
+    assert capsys.readouterr().err == (
+        f"moeplan: {name} is an empty text; name a file or a folder ('.' is this one)\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
