@@ -284,6 +284,8 @@ def _unsure(figure: Figure) -> Figure:
 
 
 def _gib(size_bytes: int) -> str:
+    if size_bytes < 1 << 30:
+        return f"{size_bytes / (1 << 20):.1f} MiB"
     return f"{size_bytes / (1 << 30):.1f} GiB"
 
 

@@ -26,6 +26,7 @@ from planner.documents import (
     document_hash,
     load_document,
 )
+from planner.files import is_dir
 from planner.kv import KV_PLACES, Place
 from planner.objectives import OBJECTIVES
 from solvers.errors import DocumentError, OptionError
@@ -53,6 +54,7 @@ __all__ = [
     "Then",
     "TimeLimit",
     "Tolerance",
+    "check_is_there",
     "costs_of",
     "hardware_of",
     "kv_place",
@@ -302,6 +304,15 @@ def load_plan(path: Path) -> Plan:
             "'moeplan check' lists what is wrong"
         )
     return plan
+
+
+def check_is_there(folder: Path) -> None:
+    """Refuse a plan's profile that is not where it lay, and say how another place is named."""
+    if not is_dir(folder):
+        raise DocumentError(
+            f"{folder}: no such folder; --profile DIR says where the plan's profile is (of a plan "
+            "that was made without the machine: what --profile-out wrote)"
+        )
 
 
 def plain(value: Any) -> Any:

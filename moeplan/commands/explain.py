@@ -13,6 +13,7 @@ from moeplan.commands.common import (
     Json,
     PlanFile,
     ProfileOption,
+    check_is_there,
     load_plan,
     plain,
     reporter_of,
@@ -62,7 +63,9 @@ def explain(
 
     reporter = reporter_of(ctx)
     plan = load_plan(plan_file)
-    loaded = load_profile(profile if profile is not None else Path(plan.locations.profile))
+    folder = profile if profile is not None else Path(plan.locations.profile)
+    check_is_there(folder)
+    loaded = load_profile(folder)
     for violation in check_plan(plan, loaded):
         if violation.reason.startswith("stale_"):
             raise StaleError(violation.reason.removeprefix("stale_"), violation.message)

@@ -8,7 +8,14 @@ from typing import Annotated, TypeVar
 import typer
 from rich.text import Text
 
-from moeplan.commands.common import Json, PlanFile, ProfileOption, load_plan, reporter_of
+from moeplan.commands.common import (
+    Json,
+    PlanFile,
+    ProfileOption,
+    check_is_there,
+    load_plan,
+    reporter_of,
+)
 from moeplan.options import check_outputs
 from planner.documents import (
     Document,
@@ -22,7 +29,6 @@ from planner.documents import (
 )
 from planner.exports import MADE, TARGETS, Sources
 from planner.exports import export as make
-from planner.files import is_dir
 from solvers.errors import OptionError, StaleError
 
 __all__ = ["export"]
@@ -60,11 +66,8 @@ def export(
     folder = profile if profile is not None else Path(plan.locations.profile)
     check_outputs({"--out": out}, [plan_file, folder, trace, placement], made=MADE)
     known = "model" in target.reads
-    if known and not is_dir(folder):
-        raise OptionError(
-            f"{folder}: no such folder; --profile DIR says where the plan's profile is (of a plan "
-            "that was made without the machine: what --profile-out wrote)"
-        )
+    if known:
+        check_is_there(folder)
     made = make(
         to,
         Sources(

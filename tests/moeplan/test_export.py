@@ -128,6 +128,15 @@ def test_what_is_refused(
     assert (tmp_path / "mine").read_text() == "# notes\n"
 
 
+def test_a_profile_that_has_gone_is_asked_for(
+    made: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``explain`` said to make another one, from which the plan would not be."""
+    gone = str(tmp_path / "gone")
+    assert cli.main(["explain", str(made.plan), "--profile", gone]) == 2
+    assert f"{gone}: no such folder; --profile DIR says where" in capsys.readouterr().err
+
+
 def test_another_profile_is_refused(
     made: SimpleNamespace, on_gpu: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
