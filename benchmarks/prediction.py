@@ -12,12 +12,11 @@ checkpoints, whose rate the disk holds, so that the grid stays below half an hou
 groups and its contexts are those of one workload; more requests or tokens at once would be another
 plan. The rate is all new tokens over all time, times of kinds are means.
 
-Budgets are fractions of the checkpoint's weights. Keys and values stay on the device: what writing
-them back takes was never measured. The machine's drift (a fixed operation's time now over its time
-while profiling) and load stand beside each cell and correct nothing, but with ``--raw``: there
-copies are timed just before and after each run as well, and the run is held against the plan's
-prediction for a machine of that drift. Nothing of the run itself is used. Errors are measured
-against predicted: (measured - predicted) / predicted.
+Budgets are fractions of the checkpoint's weights. Keys and values stay on the device. The machine's
+drift (a fixed operation's time now over its time while profiling) and load stand beside each cell
+and correct nothing, but with ``--raw``: there copies are timed just before and after each run as
+well, and the run is held against the plan's prediction for a machine of that drift. Nothing of the
+run itself is used. Errors are measured against predicted: (measured - predicted) / predicted.
 
 With ``--work`` checkpoints and profiles stay, and what ``--out`` has of the same profile is not run
 again: a grid that was stopped goes on where it was.

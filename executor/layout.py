@@ -18,7 +18,7 @@ from executor.families import check_family
 from planner.checkpoint import Checkpoint, TensorEntry
 from planner.documents import OWN, FormName, LayerSpec, ModelSpec, QuantizedExperts
 from planner.memory import DENSE_TENSORS, TENSOR_ALIGNMENT_BYTES
-from planner.quantized import expert_matrices, group_of, value_bytes
+from planner.quantized import LEAST_GROUP, expert_matrices, group_of, value_bytes
 from solvers.errors import UnsupportedError
 
 __all__ = [
@@ -186,6 +186,12 @@ def quantized_layouts(
     return found
 
 
+def _groups(columns: int) -> str:
+    """The sizes next to the usual ones that a row can be cut into."""
+    fitting = [size for size in range(LEAST_GROUP, columns + 1) if columns % size == 0]
+    return ", ".join(map(str, fitting[:4]))
+
+
 def _quantized(
     unit: UnitLayout, model: ModelSpec, layer: LayerSpec, how: QuantizedExperts
 ) -> UnitLayout:
@@ -195,7 +201,7 @@ def _quantized(
     for role, (rows, columns) in zip(("gate_up", "down"), shapes, strict=True):
         group, fault = group_of(how, columns), None
         if not group:
-            size = "" if how.group is None else f" of {how.group}"
+            size = "" if how.group is None else f" of {how.group} (try {_groups(columns)})"
             fault = f"its {columns} columns cannot be cut into groups{size}"
         elif rows % 2 and how.format == "int4-1":
             fault = "odd rows"

@@ -206,4 +206,6 @@ def load_machine(name: str) -> Machine:
     """
     if name.endswith(".json"):
         return load_document(Machine, Path(name))
+    if Path(name).is_file():
+        raise OptionError(f"--hardware {name!r} is a file of another name than *.json: rename it")
     return named_machine(name)

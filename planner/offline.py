@@ -36,7 +36,6 @@ from planner.memory import ALIGNMENT_BYTES
 from planner.profiles import Profile
 from planner.roofline import OperationCosts, Roofline, efficiencies, reached
 from planner.routing import write_trace
-from planner.sizes import typed_size
 from solvers.errors import DocumentError, OptionError, UnsupportedError
 
 __all__ = [
@@ -128,9 +127,8 @@ def check_budget(machine: Machine, memory_bytes: int) -> None:
     """
     most = largest_budget(machine)
     if memory_bytes > most:
-        raise OptionError(
-            f"--memory {typed_size(memory_bytes)} is more than the {_gib(most)} of {machine.name}"
-        )
+        asked, held = (f"{size / (1 << 30):.6g} GiB" for size in (memory_bytes, most))
+        raise OptionError(f"--memory {asked} is more than the {held} of {machine.name}")
 
 
 def offline_profile(

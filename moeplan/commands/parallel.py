@@ -134,8 +134,12 @@ def parallel(
         reporter.result({"node_rank": machines.number, "nodes": machines.count})
         return
     if prompts is None or max_new_tokens is None:
-        missing = "--prompts" if prompts is None else "--max-new-tokens"
-        raise OptionError(f"{missing} is needed: what is to be run, and how far")
+        missing = (
+            "--prompts is needed: a file with a prompt a line"
+            if prompts is None
+            else "--max-new-tokens is needed: how many tokens follow each prompt"
+        )
+        raise OptionError(missing)
     from executor.prompts import decode, encode_text
     from executor.tokenizer import load_tokenizer
 

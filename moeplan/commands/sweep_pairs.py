@@ -18,6 +18,7 @@ from moeplan.commands.offline import with_host
 from moeplan.commands.serve import open_store
 from moeplan.options import parse_range, parse_size, split_names
 from moeplan.output import Reporter, human_bytes, human_number
+from moeplan.words import counted
 from planner.documents import Machine, Workload
 from planner.kv import Place
 from planner.sizes import typed_size
@@ -258,8 +259,8 @@ def _show(reporter: Reporter, swept: Any, label: str) -> None:
     failed = f", {counts.failed:,} failed" if counts.failed else ""
     reporter.show(
         Text(
-            f"{counts.total:,} pairs: {len(planned):,} planned{before}, {counts.refused:,} "
-            f"refused{failed}; they are in {label}"
+            f"{counted(counts.total, 'pair')}: {len(planned):,} planned{before}, "
+            f"{counts.refused:,} refused{failed}; they are in {label}"
         )
     )
     reporter.result(

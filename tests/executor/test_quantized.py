@@ -392,7 +392,10 @@ def test_group_that_does_not_divide_is_refused(
     checkpoint_of: Callable[..., Path], tmp_path: Path
 ) -> None:
     # groups of 20 divide the 40 columns of down, not the 64 of gate and up
-    with pytest.raises(UnsupportedError, match=r"64 columns cannot be cut into groups of 20"):
+    with pytest.raises(
+        UnsupportedError,
+        match=r"64 columns cannot be cut into groups of 20 \(try 16, 32, 64\)",
+    ):
         pack(checkpoint_of("qwen3_moe"), tmp_path / "store", quantize=quantized(8, 20))
     assert not (tmp_path / "store").exists()
 

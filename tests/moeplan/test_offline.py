@@ -65,7 +65,7 @@ def test_a_plan_for_a_processor_is_not_run_either(
         (OFFLINE[2:], "--model must be given, too"),
         (OFFLINE[:2], "--hardware and --routing must be given"),
         ([*OFFLINE[:2], "--hardware", "rtx3090", *OFFLINE[4:]], "nearest are rtx-3090"),
-        ([*OFFLINE, "--memory", "25GiB"], "more than the 24.0 GiB of rtx-3090"),
+        ([*OFFLINE, "--memory", "25GiB"], "--memory 25 GiB is more than the 24 GiB of rtx-3090"),
         ([*OFFLINE, "--host-memory", "0"], "--host-memory"),
         ([*OFFLINE, "--dtype", "float64"], "--dtype 'float64' is unknown"),
         ([*OFFLINE, "--series", "x"], "--series has no effect"),

@@ -59,6 +59,9 @@ def test_a_machine_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     write_document(machine, path)
     assert load_machine(str(path)) == machine
+    # a file, and not a name that the catalogue lacks
+    with pytest.raises(OptionError, match=r"is a file of another name than \*\.json: rename it"):
+        load_machine(str(path.rename(tmp_path / "mine")))
 
 
 @pytest.mark.parametrize(
