@@ -267,9 +267,14 @@ def _checked(plan: Plan, price: Price) -> str:
         f"{objective_words(plan, price.replanned)} (n x b = {price.n_batches} x "
         f"{price.batch_size}), {real:.1%} less than "
     )
-    if price.base < plan.objective:
-        return f"{text}the {objective_words(plan, price.base)} that it finds without."
-    return f"{text}this plan's."
+    found = f"the {objective_words(plan, price.base)} that it finds without"
+    text += found if price.base < plan.objective else "this plan's"
+    if plan.bound is not None and price.replanned < plan.bound:
+        text += (
+            " (and less than this plan's bound, which is for its n and b, and for copies and "
+            "computation as slow beside each other as in it)"
+        )
+    return f"{text}."
 
 
 def _hosting(plan: Plan, found: Explanation) -> list[str]:
