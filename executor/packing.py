@@ -133,15 +133,12 @@ def pack(
         if compress == "both":
             layouts = with_raw(layouts)
         read: Contents = contents
-        if quantizer is not None:
-            layouts, read = quantizer.layouts, quantizer.contents
+        if (made := quantizer or maker) is not None:
+            layouts, read = made.layouts, made.contents
+        errors = () if maker is None else (forms, maker.error_ppb)
         fingerprint = source.model.fingerprint
-        writing = Writing(fingerprint, layouts, read, store, compression, quantize, progress)
-        if maker is not None:
-            layouts, read = maker.layouts, maker.contents
-            given = fingerprint, layouts, read, store, None, None, progress
-            writing = Writing(*given, forms, maker.error_ppb)
-        summary = writing.run()
+        given = fingerprint, layouts, read, store, compression, quantize, progress
+        summary = Writing(*given, *errors).run()
         if quantizer is not None and not summary.reused_units:
             summary = replace(summary, relative_error=quantizer.relative_error)
         return replace(summary, notes=notes)
