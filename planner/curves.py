@@ -132,10 +132,8 @@ def frontiers(
             else:
                 entry = looks.strategy(name, profile, seed)
             # throughput's objective is ns a token
-            rate, encoding = (
-                1e9 / _judged(profile, entry, seed, predictors),
-                entry.candidate.encoding,
-            )
+            rate = 1e9 / _judged(profile, entry, seed, predictors)
+            encoding = entry.candidate.encoding
             if name not in best or rate > (best[name].tokens_per_second or 0.0):
                 best[name] = FrontierPoint(budget, rate, encoding.n_batches, encoding.batch_size)
             lines[name].append(best[name]._replace(memory_bytes=budget))
