@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from planner.checkpoint import read_checkpoint
     from planner.compare import compare
     from planner.documents import Plan, Trace, Workload, load_document, write_document
+    from planner.forms import allowing
     from planner.model_spec import read_model
     from planner.profiles import Profile, load_profile
     from planner.solve import make_plan
@@ -30,6 +31,7 @@ __all__ = [
     "Sampling",
     "Trace",
     "Workload",
+    "allowing",
     "check_plan",
     "compare",
     "load_document",
@@ -52,6 +54,7 @@ _HOMES = {
     "Sampling": "executor",
     "Trace": "planner.documents",
     "Workload": "planner.documents",
+    "allowing": "planner.forms",
     "check_plan": "planner.check",
     "compare": "planner.compare",
     "load_document": "planner.documents",

@@ -1,8 +1,8 @@
 """What each command does, one file a kind, and the table of them.
 
 ``make`` and ``measure`` make documents, ``use`` carries a plan out, ``look`` shows what is there,
-``versus`` and ``sweep`` compare, ``serve`` and ``token`` are the service's; ``common`` has options,
-errors and outputs that they share.
+``versus`` and ``sweep`` compare, ``serve`` and ``token`` are the service's; ``common`` has options
+and summaries that they share, ``inputs`` what they read.
 """
 
 from __future__ import annotations

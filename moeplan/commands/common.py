@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, cast
 
 import typer
 from rich.text import Text
@@ -15,24 +15,20 @@ from moeplan.options import split_names
 from moeplan.output import Reporter
 from moeplan.words import decode_tokens_per_second, explain_plan, note_list, tokens_per_second
 from planner.documents import (
-    CostProfile,
-    Document,
     ExpertPlacement,
-    Hardware,
     ModelSpec,
     Plan,
     Trace,
     Workload,
     document_hash,
-    load_document,
 )
-from planner.files import is_dir
 from planner.kv import KV_PLACES, Place
 from planner.objectives import OBJECTIVES
-from solvers.errors import DocumentError, OptionError
+from solvers.errors import OptionError
 from solvers.registry import BOUNDS, Feature, load, names
 
 __all__ = [
+    "AllowError",
     "AttentionSinks",
     "AttentionWindow",
     "Json",
@@ -54,12 +50,7 @@ __all__ = [
     "Then",
     "TimeLimit",
     "Tolerance",
-    "check_is_there",
-    "costs_of",
-    "hardware_of",
     "kv_place",
-    "load_plan",
-    "model_of",
     "placement_summary",
     "plain",
     "plan_summary",
@@ -73,7 +64,6 @@ __all__ = [
     "workload_of",
 ]
 
-D = TypeVar("D", bound=Document)
 
 DEFAULT_TIME_LIMIT_SECONDS = 10.0
 DEFAULT_TOLERANCE = 0.01
@@ -125,6 +115,14 @@ Predictors = Annotated[
     typer.Option(
         "--predictors",
         help="Let layers follow a predictor where it finds more than the list of prefetches.",
+    ),
+]
+AllowError = Annotated[
+    float | None,
+    typer.Option(
+        "--allow-error",
+        help="Of a store with several forms: how far off experts' weights may be, on average over "
+        "what tokens choose (0.01: 1%; 0: all as in the checkpoint).",
     ),
 ]
 TimeLimit = Annotated[
@@ -255,64 +253,6 @@ def second_objective(
     if "_" in tolerance or not (tolerance.endswith("%") and 0 <= share < 1):
         raise OptionError(f"--tolerance {tolerance!r} is no share; write it like 2%, below 100%")
     return then, share
-
-
-def _if_same(cls: type[D], path: Path, wanted_hash: str) -> D | None:
-    """The document at ``path``, if it is there and is the one that was wanted."""
-    try:
-        document = load_document(cls, path)
-    except DocumentError:
-        return None
-    return document if document_hash(document) == wanted_hash else None
-
-
-def model_of(plan: Plan) -> ModelSpec | None:
-    """The plan's own model, from its profile folder; None where that is gone or has changed."""
-    path = Path(plan.locations.profile) / "model.json"
-    model = _if_same(ModelSpec, path, plan.inputs.model)
-    fits = model is not None and len(model.layers) == len(plan.policy.layers)
-    return model if fits else None
-
-
-def hardware_of(plan: Plan, profile: Path | None = None) -> Hardware | None:
-    """The hardware that a plan was made for; None where its profile is gone or has changed."""
-    folder = profile if profile is not None else Path(plan.locations.profile)
-    return _if_same(Hardware, folder / "hardware.json", plan.inputs.hardware)
-
-
-def costs_of(plan: Plan) -> CostProfile | None:
-    """The costs that a plan was made with; None where its profile is gone or has changed."""
-    return _if_same(CostProfile, Path(plan.locations.profile) / "costs.json", plan.inputs.costs)
-
-
-def load_plan(path: Path) -> Plan:
-    """Read a plan that was not edited and does not contradict itself.
-
-    Raises
-    ------
-    DocumentError
-        Naming the first fault.
-    """
-    from planner.check import check_plan
-
-    plan = load_document(Plan, path)
-    faults = check_plan(plan)
-    if faults:
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        raise DocumentError(
-            f"{path}: {faults[0].where}: {faults[0].message}{more}: plan again; "
-            "'moeplan check' lists what is wrong"
-        )
-    return plan
-
-
-def check_is_there(folder: Path) -> None:
-    """Refuse a plan's profile that is not where it lay, and say how another place is named."""
-    if not is_dir(folder):
-        raise DocumentError(
-            f"{folder}: no such folder; --profile DIR says where the plan's profile is (of a plan "
-            "that was made without the machine: what --profile-out wrote)"
-        )
 
 
 def plain(value: Any) -> Any:

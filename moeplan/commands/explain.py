@@ -13,14 +13,13 @@ from moeplan.commands.common import (
     Json,
     PlanFile,
     ProfileOption,
-    check_is_there,
-    load_plan,
     plain,
     reporter_of,
     say,
     search_seconds,
     searches,
 )
+from moeplan.commands.inputs import check_is_there, load_plan
 from moeplan.output import human_bytes, human_time
 from moeplan.words import PURPOSE_WORDS, objective_words
 from planner.busy import BINDS_WORDS

@@ -12,10 +12,9 @@ from moeplan.commands.common import (
     Json,
     PlanFile,
     ProfileOption,
-    check_is_there,
-    load_plan,
     reporter_of,
 )
+from moeplan.commands.inputs import check_is_there, load_plan
 from moeplan.options import check_outputs
 from planner.documents import (
     Document,

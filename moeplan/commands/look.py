@@ -11,15 +11,13 @@ from rich.text import Text
 
 from moeplan.commands.common import (
     Json,
-    hardware_of,
-    load_plan,
-    model_of,
     plan_summary,
     reporter_of,
     say,
     say_plan,
     trace_summary,
 )
+from moeplan.commands.inputs import hardware_of, load_plan, model_of
 from moeplan.commands.routing import show_routing
 from moeplan.options import check_outputs
 from moeplan.output import Reporter

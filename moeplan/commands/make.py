@@ -11,6 +11,7 @@ import typer
 from rich.text import Text
 
 from moeplan.commands.common import (
+    AllowError,
     AttentionSinks,
     AttentionWindow,
     Json,
@@ -35,6 +36,7 @@ from moeplan.commands.common import (
     second_objective,
     workload_of,
 )
+from moeplan.commands.inputs import within_error
 from moeplan.commands.offline import (
     DtypeName,
     HardwareName,
@@ -252,14 +254,7 @@ def plan(
     tolerance: Tolerance = None,
     time_limit: TimeLimit = None,
     predictors: Predictors = False,
-    allow_error: Annotated[
-        float | None,
-        typer.Option(
-            "--allow-error",
-            help="Of a store with several forms: how far off experts' weights may be, on average "
-            "over what tokens choose (0.01: 1%; 0: all as in the checkpoint).",
-        ),
-    ] = None,
+    allow_error: AllowError = None,
     seed: Seed = 0,
     server: Server = None,
     out: Annotated[Path, typer.Option("--out", help="File for the plan.")] = Path("plan.json"),
@@ -271,7 +266,6 @@ def plan(
     it cancels the search there.
     """
     from planner.check import check_plan
-    from planner.forms import allowing
     from planner.looking_ahead import with_predictors
     from planner.predictor_report import check_judgeable
     from planner.solve import SOLVERS, make_plan
@@ -305,7 +299,7 @@ def plan(
     if allow_error is not None:
         if server is not None:
             raise OptionError("--allow-error: a server does not choose forms yet; leave one out")
-        loaded = allowing(loaded, allow_error)
+        loaded = within_error(loaded, allow_error)
     if predictors:
         check_judgeable(loaded.routing)
     here = functools.partial(make_plan, interruptible=True)

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moeplan.commands.common import (
+    AllowError,
     AttentionSinks,
     AttentionWindow,
     Json,
@@ -32,6 +33,7 @@ from moeplan.commands.common import (
     search_seconds,
     workload_of,
 )
+from moeplan.commands.inputs import error_words, within_error
 from moeplan.commands.offline import DtypeName, HostMemory, OptionalProfile, Routing, Series
 from moeplan.commands.serve import StoreUrl
 from moeplan.commands.sweep_pairs import (
@@ -92,6 +94,7 @@ def sweep(
     attention_sinks: AttentionSinks = None,
     kv: KvPlace = "auto",
     predictors: Predictors = False,
+    allow_error: AllowError = None,
     objective: ObjectiveName = "throughput",
     solver: SolverName = "cpsat",
     time_limit: TimeLimit = None,
@@ -115,15 +118,16 @@ def sweep(
         workers, store,
     )  # fmt: skip
     if profile_folder is None:
-        if memory is not None or html is not None:
-            option = "--memory" if memory is not None else "--html"
-            raise OptionError(f"{option} is for a sweep of a PROFILE_DIR, and none was given")
+        own = {"--memory": memory, "--html": html, "--allow-error": allow_error}
+        for option, value in own.items():
+            if value is not None:
+                raise OptionError(f"{option} is for a sweep of a PROFILE_DIR, and none was given")
         sweep_of_pairs(reporter, options, steps, workload, search)
         return
     options.check_unused(profile_folder)
     if memory is None:
         raise OptionError("--memory is missing: give a range of budgets, as in 1GiB..8GiB")
-    _frontier(reporter, profile_folder, memory, steps or 8, workload, search, html)
+    _frontier(reporter, profile_folder, memory, steps or 8, workload, search, allow_error, html)
 
 
 def _frontier(
@@ -133,6 +137,7 @@ def _frontier(
     steps: int,
     workload: Workload,
     search: Search,
+    allow_error: float | None,
     html: Path | None,
 ) -> None:
     from planner.sweep import budgets_between
@@ -143,7 +148,7 @@ def _frontier(
     check_outputs({"--html": html}, [profile_folder])
     if html is not None:
         require_plotly()
-    loaded = load_profile(profile_folder)
+    loaded = within_error(load_profile(profile_folder), allow_error)
     with reporter.steps("sweep") as progress:
         points = plan_all(
             loaded,
@@ -166,8 +171,8 @@ def _frontier(
     for row in rows:
         table.add_row(*row)
     about = (
-        f"{work_words(workload)}; solver {search.solver}, objective {search.objective}. Predicted "
-        "on held-out routing."
+        f"{work_words(workload)}; solver {search.solver}, objective {search.objective}"
+        f"{error_words(allow_error)}. Predicted on held-out routing."
     )
     reporter.show(Text(about))
     reporter.show(table)

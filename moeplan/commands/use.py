@@ -17,14 +17,12 @@ from moeplan.commands.common import (
     PlanFile,
     ProfileOption,
     PromptsFile,
-    costs_of,
-    hardware_of,
-    load_plan,
     plain,
     reporter_of,
     say,
     trace_summary,
 )
+from moeplan.commands.inputs import costs_of, hardware_of, load_plan
 from moeplan.commands.offload import check_placed, is_placement
 from moeplan.commands.outputs import give_outputs
 from moeplan.options import check_outputs, optional_pace, read_prompts

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moeplan.commands.common import (
+    AllowError,
     AttentionSinks,
     AttentionWindow,
     Json,
@@ -34,6 +35,7 @@ from moeplan.commands.common import (
     second_objective,
     workload_of,
 )
+from moeplan.commands.inputs import error_words, within_error
 from moeplan.options import check_outputs, parse_size, split_names
 from moeplan.output import human_bytes, human_number, human_time
 from moeplan.plots import Chart, TableOf, build_plots, require_plotly
@@ -61,6 +63,7 @@ def compare(
     attention_sinks: AttentionSinks = None,
     kv: KvPlace = "auto",
     predictors: Predictors = False,
+    allow_error: AllowError = None,
     solvers: Annotated[
         str | None,
         typer.Option(
@@ -104,7 +107,7 @@ def compare(
     if html is not None:
         require_plotly()
     limit = search_seconds(asked, time_limit)
-    loaded = load_profile(profile_folder)
+    loaded = within_error(load_profile(profile_folder), allow_error)
     workload = workload_of(requests, prompt_tokens, new_tokens, attention_window, attention_sinks)
     bounds: list[BoundRow] = []
     charts: list[Chart] = []
@@ -161,9 +164,11 @@ def compare(
             )
     tables = []
     about = (
-        f"{work_words(workload)}, time limit {limit:g} s. Everything is measured on held-out "
-        "routing."
+        f"{work_words(workload)}, time limit {limit:g} s{error_words(allow_error)}. Everything is "
+        "measured on held-out routing."
     )
+    if allow_error:
+        about += " Bounds are for the forms of experts that were chosen."
     reporter.show(Text(about))
     for goal in goals:
         of_goal = [row for row in rows if row.objective == goal]

@@ -109,9 +109,13 @@ def test_what_is_refused(
     assert "makes no plan" in refused(capsys, *plan, "--solver", "belady")
     assert "no effect without --then" in refused(capsys, *plan, "--tolerance", "2%")
     assert "is the first objective" in refused(capsys, *plan, "--then", "throughput")
+    several = ("compare", *plan[1:-2]), ("sweep", made.profile, "--memory", "1MiB..2MiB")
     for error in ("0", "0.01"):
-        one = refused(capsys, *plan, "--allow-error", error)
-        assert "no effect: the profile's store has its experts in one form" in one
+        for command in (plan, *several):
+            one = refused(capsys, *command, "--allow-error", error)
+            assert "no effect: the profile's store has its experts in one form" in one
+    pairs = refused(capsys, "sweep", "--models", "m.json", "--allow-error", "0.01")
+    assert "--allow-error is for a sweep of a PROFILE_DIR, and none was given" in pairs
     there = refused(capsys, *plan, "--allow-error", "0.01", "--server", "http://localhost:1")
     assert "a server does not choose forms yet" in there
     alone = refused(capsys, *plan, "--attention-sinks", 2)

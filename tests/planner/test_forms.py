@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.check import check_plan
+from planner.compare import compare
 from planner.documents import (
     OWN,
     ExpertForm,
@@ -35,6 +36,7 @@ from planner.memory import default_head_tiling, head_tile_bytes, slot_bytes
 from planner.objectives import objective_named
 from planner.profiles import Profile
 from planner.solve import document
+from planner.sweep import sweep
 from solvers.errors import OptionError
 from solvers.outcome import Stop
 from solvers.registry import Limits, load
@@ -203,6 +205,19 @@ def test_more_error_is_never_worse(profile: Profile) -> None:
         assert plan.expert_error is not None
         assert 0 < plan.expert_error.mean_ppb <= plan.expert_error.allowed_ppb == allowed
         assert check_plan(plan, profile) == []
+
+
+def test_comparisons_and_sweeps_choose_forms(profile: Profile) -> None:
+    memory = smallest_budget_bytes(profile, FEW) + 400_000
+    exact, near = (
+        compare(allowing(profile, error), FEW, memory_bytes=memory, solvers=("on-demand",))[0].plan
+        for error in (0, 0.2)
+    )
+    assert exact.expert_error is None
+    assert near.expert_error is not None
+    assert near.objective < 0.9 * exact.objective
+    (point,) = sweep(allowing(profile, 0.2), FEW, [memory], solver="on-demand")
+    assert point.plan == near
 
 
 @pytest.fixture(scope="module")
