@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from random import Random
 from typing import get_args
 
@@ -50,11 +49,6 @@ _MOST_PREFILL_TOKENS = 1024
 _SLOTS = (12, 8, 6, 4, 3, 2, 1)
 _CONTENTION_CELLS = 8
 """Contention takes as long as so many kinds of pass: it is a difference, which needs more."""
-_RUN_UP = 1.5
-"""Moments of copies that go before those that count. Where a kernel holds reads to a bandwidth, a
-disk that rested reads freely for up to a tenth of a second: at 400 MB/s the first 0.2 s were 6 to
-52% too fast, the first 0.4 s 13 to 24%, and what came after that was within 3%.
-"""
 _REFERENCE_NS = 25_000_000
 """For each of these in a cell one moment of the reference after it: about a quarter more time.
 Single moments of 5 ms scattered by 0.23 where the means of five seconds did by 0.14, four by 0.17.
@@ -169,17 +163,15 @@ class Measurement:
                 continue
             expert = self.model.layers[plan.moe_layer].expert_bytes
             moment = max(slots * expert, self.effort.moment_ns)
-            estimate = round(moment * (self.effort.fills + _RUN_UP)) + 200_000_000
+            estimate = slots * expert + moment * self.effort.fills + 200_000_000
 
             def task(plan: BenchPlan = plan) -> None:
                 with self._bench(plan) as bench:
-                    # first touches of the slots' pages, and what a disk that rested lets through
-                    # at once: a run has both behind it, so nothing rests in between either
-                    for _ in self._fills(bench, round(_RUN_UP * self.effort.moment_ns)):
-                        pass
+                    # first touches of the slots' pages, which a run has behind it
+                    copies_alone(bench, self.order)
                     for _ in range(self.effort.fills):
                         copies.extend(self._copies_for_a_moment(bench))
-                    self.reference.take()
+                        self.reference.take()
 
             what = "copies of raw experts" if raw else "copies"
             return [Task(f"{what} in pieces of {chunk >> 10} KiB", estimate, task)]
@@ -188,15 +180,11 @@ class Measurement:
     def _copies_for_a_moment(self, bench: Bench) -> list[CopySample]:
         """As long as a kernel's accounting of reads takes, where one fill is shorter; a share of
         them, so that small experts do not outweigh their moments."""
-        fills = list(self._fills(bench, self.effort.moment_ns))
-        return one_moment(list(chain.from_iterable(fills)))[: len(fills[0])]
-
-    def _fills(self, bench: Bench, least_ns: int) -> Iterator[list[CopySample]]:
-        """Copies of all slots, one fill right after the other for so long; one at least."""
-        begin = time.perf_counter_ns()
-        yield copies_alone(bench, self.order)
-        while time.perf_counter_ns() - begin < least_ns:
-            yield copies_alone(bench, self.order)
+        begin, copies = time.perf_counter_ns(), copies_alone(bench, self.order)
+        fill = len(copies)
+        while time.perf_counter_ns() - begin < self.effort.moment_ns:
+            copies += copies_alone(bench, self.order)
+        return one_moment(copies)[:fill]
 
     def _writes(self) -> None:
         each_ns = self.effort.cell_ns // 2
