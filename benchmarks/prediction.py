@@ -255,7 +255,8 @@ def bench_of(
     corrected: bool = False,
 ) -> tuple[Bench, int]:
     """Profile one checkpoint under one disk, unless ``folder`` has that; also its store's bytes."""
-    store, out = folder / "store", folder / f"profile-{throttle or 'free'}"
+    held = throttle or (f"paced-{options.disk_bandwidth}" if options.disk_bandwidth else "free")
+    store, out = folder / "store", folder / f"profile-{held}"
     size = pack(job.checkpoint, store).size_bytes
     if not (out / "profile.json").exists():
         begun = time.monotonic()

@@ -6,9 +6,12 @@
 Each strategy that makes schedules to run, and searches for none, is planned in one cell of each
 checkpoint of ``benchmarks/prediction.py``: its smaller budget and its fewest requests, on a disk so
 slow that what is copied decides (where computing does, strategies are as fast as each other: the
-small example reads at 50 MB/s, the bulk ones at 400). Profiles under ``--work`` are used where they
-are there. Runs take turns, one of each strategy a round, so that a machine that grows slower weighs
-on all alike; the median counts. Equal policies are one plan and are run once.
+small example reads at 50 MB/s, the bulk ones at 400). The kernel holds the disk for the bulk ones;
+the example's reads are paced: they wait themselves, since the kernel lets a disk that rested read
+freely for a tenth of a second, which at 50 MB/s is most of a small profile's copies. Profiles under
+``--work`` are used where they are there. Runs take turns, one of each strategy a round, so that a
+machine that grows slower weighs on all alike; the median counts. Equal policies are one plan and
+are run once.
 Kendall's tau (b) is over those pairs of different plans whose runs do not overlap (of two equal
 rates, four runs each lie apart in 1 of 35 cases), and once more over all pairs, whether anyone can
 tell them apart or not. Writes benchmarks/results/ranking.json; cells that are in it, of the same
@@ -48,18 +51,17 @@ from solvers.registry import BACK_ENDS, Feature, load
 
 Document = dict[str, Any]
 
-EXAMPLE_THROTTLE = 50_000_000
-"""Bytes/s of the disk that the small example reads from: a pass copies for longer than it computes.
-"""
+EXAMPLE_PACE = 50_000_000
+"""Bytes/s that the small example's reads are held to: a pass copies for longer than it computes."""
 
 
-def cells_of(work: Path) -> list[tuple[Job, int]]:
-    """One cell of each checkpoint, with bytes/s of its disk."""
+def cells_of(work: Path) -> list[tuple[Job, int | None, int | None]]:
+    """One cell of each checkpoint, with bytes/s that the kernel or waiting holds its disk to."""
     example, *bulk = grid(work)
     small = example._replace(requests=example.requests[:1], new_tokens=32)
     return [
-        (small, EXAMPLE_THROTTLE),
-        *((job._replace(requests=job.requests[:1]), THROTTLES[0]) for job in bulk),
+        (small, None, EXAMPLE_PACE),
+        *((job._replace(requests=job.requests[:1]), THROTTLES[0], None) for job in bulk),
     ]
 
 
@@ -135,6 +137,7 @@ def asked_of(bench: Bench, memory_bytes: int, workload: Workload, names: list[st
         "checkpoint": bench.profile.model.name,
         "profile_hash": document_hash(bench.profile.index),
         "throttle_bytes_per_second": bench.throttle or bench.paced_bytes_per_second,
+        **({"paced": True} if bench.paced_bytes_per_second else {}),
         "memory_bytes": memory_bytes,
         "requests": workload.requests,
         "prompt_tokens": workload.prompt_tokens,
@@ -207,17 +210,19 @@ def main(argv: list[str] | None = None) -> int:
     budget = f"{options.runs} runs a strategy, searches of 5 s"
     record = Record.begin(budget=budget)
     shape = (options.prompt_tokens, options.new_tokens)
-    jobs: list[tuple[Job, int | None]] = [
-        (Job(one, (options.memory,), (8,), *shape), None) for one in options.checkpoints
+    jobs: list[tuple[Job, int | None, int | None]] = [
+        (Job(one, (options.memory,), (8,), *shape), None, None) for one in options.checkpoints
     ]
     cells: list[Document] = []
-    for job, own in jobs or cells_of(options.work):
-        held = own if options.throttle is None and options.disk_bandwidth is None else None
-        throttle = options.throttle or held
+    as_typed = options.throttle or options.disk_bandwidth
+    for job, own, pace in jobs or cells_of(options.work):
+        throttle, held = own, argparse.Namespace(**{**vars(options), "disk_bandwidth": pace})
+        if as_typed:
+            throttle, held = options.throttle, options
         folder = options.work / f"{job.checkpoint.name}-run"
         folder.mkdir(exist_ok=True)
         with throttled(throttle, folder):
-            bench, size = bench_of(job, folder, options, throttle)
+            bench, size = bench_of(job, folder, held, throttle)
             for requests in options.requests or job.requests:
                 workload = Workload(requests, job.prompt_tokens, job.new_tokens)
                 memory_bytes = int(size * min(job.memory))

@@ -58,6 +58,7 @@ def ranking(document: Document) -> list[Block]:
     for cell in document["cells"]:
         disk = cell["throttle_bytes_per_second"]
         held = "disk not held" if disk is None else f"disk held to {disk / 1e6:.0f} MB/s"
+        held += " by waiting (paced)" if cell.get("paced") else ""
         found.append(Heading(f"{cell['checkpoint']}, {cell['requests']} requests, {held}"))
         said = f"{cell['pairs']} pairs of different plans: Kendall's tau {_tau(cell['tau'])}; "
         said += f"{cell['pairs_told_apart']} of them with runs that do not overlap: "
