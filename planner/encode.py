@@ -43,6 +43,7 @@ from planner.memory import (
     dense_slot_bytes,
     head_tile_bytes,
     held_expert_bytes,
+    held_form_bytes,
     kv_layer_bytes,
     kv_token_bytes,
     slot_bytes,
@@ -166,13 +167,10 @@ class Encoding:
                 size, held = aligned(size) + kv_bytes, held + kv_bytes
             dense = self._unit("dense", size, held, factors.copy)
             held = held_expert_bytes(layer)
-            expert = self._unit("expert", layer.expert_bytes, held, factors.copy)
-            items = [expert] * layer.experts
-            if self.profile.forms and self.profile.forms[layer.index]:
-                forms, units = self.profile.forms[layer.index], {}
-                for form in {*forms}:
-                    units[form] = self.expert_unit(layer.index, form, factors.copy)
-                items = [units[form] for form in forms]
+            own = self.profile.forms[layer.index] if self.profile.forms else ()
+            forms = own or (OWN,) * layer.experts
+            units = {form: self.expert_unit(layer.index, form, factors.copy) for form in {*forms}}
+            items = [units[form] for form in forms]
             for item in self.raw[layer.index] if self.raw else ():
                 items[item] = self._unit("raw", layer.expert_bytes, held, factors.raw)
             stages.append(Stage(dense, tuple(items)))
@@ -185,8 +183,9 @@ class Encoding:
 
     def expert_unit(self, layer: int, form: FormName, factor: float = 1.0) -> Unit:
         """One of a layer's experts in a form."""
-        size = self.profile.model.form_bytes(layer, form)
-        return self._unit("expert", size, aligned(size), factor)
+        model = self.profile.model
+        held = held_form_bytes(model, layer, form)
+        return self._unit("expert", model.form_bytes(layer, form), held, factor)
 
     def kv_bytes(self, layer: int) -> int:
         """Keys and values of a layer that are copied with its dense part, where that streams."""

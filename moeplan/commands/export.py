@@ -8,12 +8,7 @@ from typing import Annotated, TypeVar
 import typer
 from rich.text import Text
 
-from moeplan.commands.common import (
-    Json,
-    PlanFile,
-    ProfileOption,
-    reporter_of,
-)
+from moeplan.commands.common import Json, PlanFile, ProfileOption, reporter_of
 from moeplan.commands.inputs import check_is_there, load_plan
 from moeplan.options import check_outputs
 from planner.documents import (
