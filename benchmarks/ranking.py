@@ -5,10 +5,11 @@
 
 Each strategy that makes schedules to run, and searches for none, is planned in one cell of each
 checkpoint of ``benchmarks/prediction.py``: its smaller budget and its fewest requests, on a disk so
-slow that what is copied decides (where computing does, strategies are as fast as each other: the
-small example reads at 50 MB/s, the bulk ones at 400). The kernel holds the disk for the bulk ones;
-the example's reads are paced: they wait themselves, since the kernel lets a disk that rested read
-freely for a tenth of a second, which at 50 MB/s is most of a small profile's copies. Profiles under
+slow that what is copied decides (where computing does, strategies are as fast as each other): the
+small example at 50 MB/s, the bulk ones at 400. Reads are paced: they wait themselves. A kernel that
+holds the disk lets one that rested read freely for up to a tenth of a second: strategies that pause
+between copies come out up to 5% faster there than predicted and those that never do as much slower,
+which is as far as strategies differ (``--throttle`` measures that). Profiles under
 ``--work`` are used where they are there. Runs take turns, one of each strategy a round, so that a
 machine that grows slower weighs on all alike; the median counts. Equal policies are one plan and
 are run once.
@@ -40,7 +41,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-from benchmarks.prediction import THROTTLES, Bench, Job, bench_of, grid, run_prompts
+from benchmarks.prediction import Bench, Job, bench_of, grid, run_prompts
 from benchmarks.record import Record
 from benchmarks.throttle import throttled
 from benchmarks.writing import write_result
@@ -51,17 +52,17 @@ from solvers.registry import BACK_ENDS, Feature, load
 
 Document = dict[str, Any]
 
-EXAMPLE_PACE = 50_000_000
-"""Bytes/s that the small example's reads are held to: a pass copies for longer than it computes."""
+EXAMPLE_PACE, BULK_PACE = 50_000_000, 400_000_000
+"""Bytes/s that reads are held to: a pass copies for longer than it computes."""
 
 
-def cells_of(work: Path) -> list[tuple[Job, int | None, int | None]]:
-    """One cell of each checkpoint, with bytes/s that the kernel or waiting holds its disk to."""
+def cells_of(work: Path) -> list[tuple[Job, int]]:
+    """One cell of each checkpoint, with bytes/s that its reads are paced to."""
     example, *bulk = grid(work)
     small = example._replace(requests=example.requests[:1], new_tokens=32)
     return [
-        (small, None, EXAMPLE_PACE),
-        *((job._replace(requests=job.requests[:1]), THROTTLES[0], None) for job in bulk),
+        (small, EXAMPLE_PACE),
+        *((job._replace(requests=job.requests[:1]), BULK_PACE) for job in bulk),
     ]
 
 
@@ -210,15 +211,15 @@ def main(argv: list[str] | None = None) -> int:
     budget = f"{options.runs} runs a strategy, searches of 5 s"
     record = Record.begin(budget=budget)
     shape = (options.prompt_tokens, options.new_tokens)
-    jobs: list[tuple[Job, int | None, int | None]] = [
-        (Job(one, (options.memory,), (8,), *shape), None, None) for one in options.checkpoints
+    jobs: list[tuple[Job, int | None]] = [
+        (Job(one, (options.memory,), (8,), *shape), None) for one in options.checkpoints
     ]
     cells: list[Document] = []
-    as_typed = options.throttle or options.disk_bandwidth
-    for job, own, pace in jobs or cells_of(options.work):
-        throttle, held = own, argparse.Namespace(**{**vars(options), "disk_bandwidth": pace})
-        if as_typed:
-            throttle, held = options.throttle, options
+    throttle = options.throttle
+    as_typed = throttle or options.disk_bandwidth
+    for job, pace in jobs or cells_of(options.work):
+        paced = argparse.Namespace(**{**vars(options), "disk_bandwidth": pace})
+        held = options if as_typed else paced
         folder = options.work / f"{job.checkpoint.name}-run"
         folder.mkdir(exist_ok=True)
         with throttled(throttle, folder):
