@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from planner.documents import OWN, ModelSpec, Policy
+from planner.documents import ModelSpec, Policy
+from planner.forms_check import check_layers
 from solvers.errors import DocumentError
 
 __all__ = ["Unit", "Units", "check_policy", "head_tile_span", "model_units"]
@@ -96,6 +97,8 @@ def check_policy(model: ModelSpec, policy: Policy) -> None:
             f"plan: policy.layers has {len(policy.layers)} entries; the model has "
             f"{len(model.layers)} layers"
         )
+    for fault in check_layers(policy, model):
+        raise DocumentError(f"plan: {fault.where}: {fault.message}")
     demanded = any(layer.predictor != "plan" for layer in policy.layers)
     first = next((spec.index for spec in model.layers if spec.experts), -1)
     for index, (layer, spec) in enumerate(zip(policy.layers, model.layers, strict=True)):
@@ -107,17 +110,6 @@ def check_policy(model: ModelSpec, policy: Policy) -> None:
             )
         if len(set(chosen)) != len(chosen):
             raise DocumentError(f"{where} names an expert twice in resident and prefetch")
-        if layer.forms and len(layer.forms) != spec.experts:
-            raise DocumentError(
-                f"{where}.forms has {len(layer.forms)} entries; the layer has {spec.experts} "
-                "experts"
-            )
-        known = {OWN, *(form.name for form in model.forms or ())}
-        if not known.issuperset(layer.forms):
-            raise DocumentError(
-                f"{where}.forms names {min({*layer.forms} - known)}; the store has its experts as "
-                "in the checkpoint" + "".join(f" and in {form}" for form in sorted(known - {OWN}))
-            )
         demanded |= len(chosen) < spec.experts
         if layer.predictor != "plan" and (index == first or not layer.prefetch):
             raise DocumentError(

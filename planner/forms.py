@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from itertools import islice, pairwise
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 
@@ -45,6 +45,7 @@ __all__ = [
     "expert_error",
     "forms_words",
     "knapsack",
+    "quantized_counts",
     "uses",
     "with_forms",
 ]
@@ -286,19 +287,22 @@ def expert_error(profile: Profile, policy: Policy) -> ExpertError | None:
     return ExpertError("weights", profile.allowed_ppb, mean)
 
 
+def quantized_counts(policy: Policy) -> dict[FormName, int]:
+    """How many experts a policy reads in each quantized form, those of more bits first."""
+    used = Counter(form for own in policy.expert_forms for form in own if form != OWN)
+    return {form: used[form] for form in get_args(FormName) if used[form]}
+
+
 def forms_words(policy: Policy, error: ExpertError | None, experts: int) -> str:
     """How many experts have which form, and how far off they are; nothing where none may be."""
     if error is None:
         return ""
-    used = Counter(form for own in policy.expert_forms for form in own)
-    used[OWN] = experts - sum(count for form, count in used.items() if form != OWN)
-    parts = ", ".join(
-        f"{count} {'as in the checkpoint' if form == OWN else 'in ' + form}"
-        for form, count in sorted(used.items(), reverse=True)
-        if count
-    )
+    used = quantized_counts(policy)
+    rest = experts - sum(used.values())
+    parts = [f"{rest} as in the checkpoint"] if rest else []
+    parts += [f"{count} in {form}" for form, count in used.items()]
     return (
-        f"of {experts} experts {parts}: their weights are {error.mean_ppb / PPB:.3%} off, by root "
-        f"mean square of each and on average over what recorded tokens chose; "
+        f"of {experts} experts {', '.join(parts)}: their weights are {error.mean_ppb / PPB:.3%} "
+        f"off, by root mean square of each and on average over what recorded tokens chose; "
         f"{error.allowed_ppb / PPB:.3%} was allowed"
     )

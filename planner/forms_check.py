@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.documents import OWN, ModelSpec, Plan
+from planner.documents import OWN, ModelSpec, Plan, Policy
 from planner.profiles import Profile
 from solvers.checker import Violation
 
-__all__ = ["check_allowed", "check_forms"]
+__all__ = ["check_allowed", "check_forms", "check_layers"]
 
 _WHERE = "expert_error"
 
@@ -28,7 +28,7 @@ def check_allowed(plan: Plan) -> list[Violation]:
 
 def check_forms(plan: Plan, profile: Profile) -> list[Violation]:
     """Forms against what the store has, and the mean error, summed again."""
-    model, found = profile.model, check_layers(plan, profile.model)
+    model, found = profile.model, check_layers(plan.policy, profile.model)
     if found:
         return found
     error = plan.expert_error
@@ -55,16 +55,19 @@ def check_forms(plan: Plan, profile: Profile) -> list[Violation]:
     return []
 
 
-def check_layers(plan: Plan, model: ModelSpec) -> list[Violation]:
+def check_layers(policy: Policy, model: ModelSpec) -> list[Violation]:
     """Whether each layer has a form for each of its experts, and only such as the store has."""
     known = {OWN, *(form.name for form in model.forms or ())}
-    for index, (layer, spec) in enumerate(zip(plan.policy.layers, model.layers, strict=False)):
+    for index, (layer, spec) in enumerate(zip(policy.layers, model.layers, strict=False)):
         where = f"policy.layers.{index}.forms"
         if layer.forms and len(layer.forms) != spec.experts:
             message = f"{len(layer.forms)} forms, the layer has {spec.experts} experts"
             return [Violation("forms", where, message)]
         foreign = sorted({*layer.forms} - known)
         if foreign:
-            message = f"{foreign[0]}, which the store does not have"
+            has = " and ".join(
+                ("as in the checkpoint", *(f"in {form}" for form in sorted(known - {OWN})))
+            )
+            message = f"{foreign[0]}, which the store does not have: its experts are {has}"
             return [Violation("forms", where, message)]
     return []

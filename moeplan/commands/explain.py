@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -94,11 +93,12 @@ def sentences(plan: Plan, found: Explanation) -> list[str]:
 
 def _forms(plan: Plan) -> list[str]:
     """Nothing where all experts are as in the checkpoint."""
+    from planner.forms import quantized_counts
+
     error = plan.expert_error
     if error is None:
         return []
-    used = Counter(form for own in plan.policy.expert_forms for form in own)
-    parts = [f"{used[form]} in {form}" for form in ("int8-1", "int4-1") if used[form]]
+    parts = [f"{count} in {form}" for form, count in quantized_counts(plan.policy).items()]
     off, allowed = (f"{part / 1e9:.3%}" for part in (error.mean_ppb, error.allowed_ppb))
     return [
         f"Why these forms: quantized are {' and '.join(parts) or 'no experts'}, those that save "
