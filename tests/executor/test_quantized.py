@@ -379,7 +379,10 @@ def test_form_that_a_store_does_not_have_is_refused(
     with open_weights(checkpoint, stores[16]) as source:
         policy = smallest_policy(source.model, 2)
     cases: tuple[tuple[tuple[FormName, ...], str], ...] = (
-        (("int8-1",) * 8, "forms: int8-1, which the store does not have: its .* are as in the checkpoint$"),
+        (
+            ("int8-1",) * 8,
+            "forms: int8-1, which the store does not have: its .* are as in the checkpoint$",
+        ),
         (("own",) * 7, "forms: 7 forms, the layer has 8 experts"),
     )
     for forms, message in cases:
