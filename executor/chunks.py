@@ -1,13 +1,15 @@
-"""What the schedule tells copies and compute: chunks, what is ready, what is named ahead."""
+"""What the schedule tells copies and compute: chunks, what is ready, what is named ahead; and what
+it keeps of a copy."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from executor.units import Unit
 from planner.documents import Event
 
-__all__ = ["Chunk", "Named", "Routed"]
+__all__ = ["Chunk", "Load", "Named", "Routed"]
 
 
 class Chunk(NamedTuple):
@@ -43,3 +45,21 @@ class Named(NamedTuple):
 
     stages: int
     units: tuple[Unit, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """A unit in a slot, wholly or in part."""
+
+    unit: Unit
+    slot: int
+    sequence: int
+    kind: str
+    size_bytes: int
+    copied_bytes: int = 0
+    complete: bool = False
+    # a prefetch whose router has yet to speak, or an active expert still to be computed
+    held: bool = True
+    cancelled: bool = False
+    age_ns: int = 0
+    arrival: int = 0

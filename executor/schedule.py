@@ -10,33 +10,15 @@ import time
 from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from executor.chunks import Chunk, Named, Routed
+from executor.chunks import Chunk, Load, Named, Routed
 from executor.eviction import Needs, Worths
 from executor.units import Unit, Units
 from planner.documents import Policy, ServedAs
 from solvers.errors import RunError
 
 __all__ = ["Chunk", "Named", "Routed", "Schedule"]
-
-
-@dataclass(slots=True, eq=False)
-class _Load:
-    """A unit in a slot, wholly or in part."""
-
-    unit: Unit
-    slot: int
-    sequence: int
-    kind: str
-    copied_bytes: int = 0
-    complete: bool = False
-    # a prefetch whose router has yet to speak, or an active expert still to be computed
-    held: bool = True
-    cancelled: bool = False
-    age_ns: int = 0
-    arrival: int = 0
 
 
 class Schedule:
@@ -87,16 +69,17 @@ class Schedule:
         self._routed_sequence = -1
         self._free_dense = list(range(policy.dense_slots))
         self._free = list(range(policy.slots))
-        self._loads: dict[Unit, _Load] = {}
+        self._loads: dict[Unit, Load] = {}
         # complete loads that may be evicted
-        self._cached: dict[Unit, _Load] = {}
+        self._cached: dict[Unit, Load] = {}
         self._demand: deque[Unit] = deque()
         self._chain_sequence = 0
         self._chain_index = 0
-        self._chain_load: _Load | None = None
+        self._chain_load: Load | None = None
         # by sequence: what the chain copies there instead of the plan's list
         self._instead: dict[int, tuple[Unit, ...]] = {}
-        self._flying: _Load | None = None
+        self._short: set[int] = set()
+        self._flying: Load | None = None
         self._flying_bytes = 0
         self._arrivals = 0
         streaming = {u.stage for u in units.sizes if u.kind != "dense" and u not in units.resident}
@@ -113,8 +96,7 @@ class Schedule:
         load = self._next_demand() or self._next_of_chain()
         if load is None:
             return None
-        total = self._units.sizes[load.unit]
-        size = min(self._policy.chunk_bytes, total - load.copied_bytes)
+        size = min(self._policy.chunk_bytes, load.size_bytes - load.copied_bytes)
         self._flying, self._flying_bytes = load, size
         return Chunk(
             load.unit,
@@ -123,7 +105,7 @@ class Schedule:
             size,
             load.kind,
             load.sequence // self._stages,
-            load.copied_bytes + size == total,
+            load.copied_bytes + size == load.size_bytes,
         )
 
     def chunk_copied(self) -> bool:
@@ -136,7 +118,7 @@ class Schedule:
         if load.cancelled:
             self._give_back(load)
             return False
-        if load.copied_bytes < self._units.sizes[load.unit]:
+        if load.copied_bytes < load.size_bytes:
             return False
         load.complete = True
         self._arrivals += 1
@@ -148,7 +130,7 @@ class Schedule:
             self._demand.popleft()
         return True
 
-    def _next_demand(self) -> _Load | None:
+    def _next_demand(self) -> Load | None:
         if not self._demand:
             return None
         unit = self._demand[0]
@@ -161,7 +143,7 @@ class Schedule:
         kind = "copy_head" if unit.kind == "head" else "copy_demand"
         return self._start(unit, slot, self._sequence, kind)
 
-    def _next_of_chain(self) -> _Load | None:
+    def _next_of_chain(self) -> Load | None:
         if self._chain_load is not None:
             return self._chain_load
         while True:
@@ -216,8 +198,10 @@ class Schedule:
         )
         self._instead[sequence] = (*begun, *dense, *fresh[: len(rest) - len(dense)])
 
-    def _start(self, unit: Unit, slot: int, sequence: int, kind: str) -> _Load:
-        load = self._loads[unit] = _Load(unit, slot, sequence, kind)
+    def _start(self, unit: Unit, slot: int, sequence: int, kind: str) -> Load:
+        short = self._units.short if sequence // self._stages in self._short else {}
+        size = short.get(unit, self._units.sizes[unit])
+        load = self._loads[unit] = Load(unit, slot, sequence, kind, size)
         return load
 
     def _take_slot(self, stage: int) -> int | None:
@@ -232,7 +216,7 @@ class Schedule:
         del self._cached[victim.unit], self._loads[victim.unit]
         return victim.slot
 
-    def _worth(self, load: _Load) -> tuple[Any, ...]:
+    def _worth(self, load: Load) -> tuple[Any, ...]:
         routed = self._routed_sequence == self._sequence
         return self._worths.of(load.unit, load.age_ns, load.arrival, self._sequence, routed)
 
@@ -240,11 +224,15 @@ class Schedule:
         """Slots that hold experts or tiles of one stage."""
         return sum(unit.stage == stage and unit.kind != "dense" for unit in self._loads)
 
-    def _give_back(self, load: _Load) -> None:
+    def _give_back(self, load: Load) -> None:
         del self._loads[load.unit]
         insort(self._free_dense if load.unit.kind == "dense" else self._free, load.slot)
 
     # --- what compute asks and reports --------------------------------------------------------
+
+    def all_begin(self, pass_index: int) -> None:
+        """All sequences of a pass begin: said before compute enters the pass before it."""
+        self._short.add(pass_index)
 
     def enter(self, pass_index: int, stage: int) -> None:
         """Compute begins a stage; the stages follow one another without a gap."""
@@ -362,7 +350,7 @@ class Schedule:
         load = self._loads.get(unit)
         return "prefetched" if load is not None and load.complete else "on_demand"
 
-    def _drop(self, load: _Load) -> None:
+    def _drop(self, load: Load) -> None:
         """A prefetch that is not active."""
         self.wasted_bytes += load.copied_bytes
         if load.complete:
@@ -381,7 +369,7 @@ class Schedule:
             self._worths.used(unit)
             self._release(load)
 
-    def _release(self, load: _Load) -> None:
+    def _release(self, load: Load) -> None:
         if self._policy.eviction != "none":
             load.held = False
             load.age_ns = self._clock()

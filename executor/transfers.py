@@ -153,6 +153,11 @@ class Transfers:
                 self._failure = CancelledError("the run was cancelled")
             self._changed.notify_all()
 
+    def all_begin(self, pass_index: int) -> None:
+        """All sequences of a pass begin: said before the pass before it."""
+        with self._changed:
+            self._schedule.all_begin(pass_index)
+
     def enter(self, pass_index: int, stage: int) -> None:
         """Compute begins a stage."""
         with self._changed:

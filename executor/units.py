@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from planner.documents import ModelSpec, Policy
@@ -40,12 +40,16 @@ class Units:
     chain
         For each stage, what the chain copies there, in order: the dense part, then prefetches (in
         the stage of the head: its streamed tiles).
+    short
+        Bytes of dense parts in passes in which all sequences begin, where they are fewer: keys and
+        values that nothing has been written to are not copied.
     """
 
     layers: int
     sizes: Mapping[Unit, int]
     resident: frozenset[Unit]
     chain: tuple[tuple[Unit, ...], ...]
+    short: Mapping[Unit, int] = field(default_factory=dict)
 
 
 def head_tile_span(model: ModelSpec, policy: Policy, tile: int) -> tuple[int, int]:

@@ -6,7 +6,7 @@ replay (``solvers.replay``) follows the same rules by its own code; the two agre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -65,6 +65,7 @@ def run_virtual(
     units: Units,
     passes: Sequence[Sequence[VirtualStage]],
     chunk_ns: Callable[[Unit, int], int],
+    begin: Iterable[int] = (),
 ) -> VirtualResult:
     """Run ``passes`` on a virtual clock.
 
@@ -76,13 +77,15 @@ def run_virtual(
         For each pass its stages: the layers, then the head.
     chunk_ns
         Duration of a chunk, from its unit and its bytes.
+    begin
+        Passes in which all sequences begin.
 
     Raises
     ------
     RunError
         If compute waits for a copy that can never start.
     """
-    return _Virtual(policy, units, passes, chunk_ns).run()
+    return _Virtual(policy, units, passes, chunk_ns, begin).run()
 
 
 def _needs(units: Units, passes: Sequence[Sequence[VirtualStage]]) -> dict[Unit, list[int]]:
@@ -104,6 +107,7 @@ class _Virtual:
         units: Units,
         passes: Sequence[Sequence[VirtualStage]],
         chunk_ns: Callable[[Unit, int], int],
+        begin: Iterable[int],
     ) -> None:
         self._units = units
         self._passes = passes
@@ -111,6 +115,8 @@ class _Virtual:
         self._now = 0
         needs = _needs(units, passes) if policy.eviction == "belady" else None
         self._schedule = Schedule(policy, units, len(passes), lambda: self._now, needs)
+        for index in begin:
+            self._schedule.all_begin(index)
         self._flying: Chunk | None = None
         self._ends = 0
         self._compute: list[Event] = []

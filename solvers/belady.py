@@ -73,10 +73,13 @@ def _value(problem: Problem) -> int:
 def least_copied(problem: Problem, counted: npt.NDArray[np.bool_]) -> int:
     """Least copies for uses in the passes that count ([passes]): bytes, or ns.
 
-    At the start of a run memory may hold anything, for nothing.
+    At the start of a run memory may hold anything, for nothing. What short start units leave out
+    counts as missed with all others, and is taken off again as if it were missed each time.
     """
     held: dict[tuple[int, int], int] = {}
     rates: list[Fraction] = []
+    short = sum(counted.tolist()[at] for at, one in enumerate(problem.scenarios.shortened) if one)
+    left_out = 0
     for index, stage in enumerate(problem.stages):
         named = [(START, stage.start)] if stage.start is not None else []
         for item, unit in (*named, *enumerate(stage.items)):
@@ -86,10 +89,16 @@ def least_copied(problem: Problem, counted: npt.NDArray[np.bool_]) -> int:
             if held[index, item]:
                 cost = unit.size_bytes if problem.measure == "bytes" else unit.copy_ns
                 rates.append(Fraction(cost, held[index, item]))
+                less = stage.short_start if item == START and short else None
+                if less is not None:
+                    size = min(held[index, item], less.size_bytes)
+                    left_out += short * (held[index, item] - size)
+                    cost = less.size_bytes if problem.measure == "bytes" else less.copy_ns
+                    rates += [Fraction(cost, size)] if size else []
     if not rates:
         return 0
     missed = sum(_missed_bytes(problem, run, counted, held) for run in problem.scenarios.runs())
-    return int(missed * min(rates))
+    return int(max(missed - left_out, 0) * min(rates))
 
 
 def _missed_bytes(

@@ -39,17 +39,24 @@ class ChunkClock:
     def __init__(self, problem: Problem, slots: int, start_slots: int) -> None:
         self._problem = problem
         self._slots, self._start_slots = slots, start_slots
-        starts = [stage.start for stage in problem.stages]
-        # of each stage's start unit: chunks, how long one takes, how much longer the last one
-        self._chunks = np.array([one.chunks if one else 0 for one in starts], dtype=np.int64)
-        self._chunk = np.array([one.chunk_ns if one else 0 for one in starts], dtype=np.int64)
-        self._more = np.array([one.last_ns if one else 0 for one in starts]) - self._chunk
+        # of each stage's start unit, whole and short: chunks, how long one takes, how much longer
+        # the last one
+        starts = [[s.start_in(short) for s in problem.stages] for short in (False, True)]
+        self._units: Int64 = np.array(
+            [
+                [(u.chunks, u.chunk_ns, u.last_ns - u.chunk_ns) if u else (0, 0, 0) for u in row]
+                for row in starts
+            ],
+            dtype=np.int64,
+        ).reshape(2, len(problem.stages), 3)
+        # the same of a run's stages, and nothing beyond its end
+        self._chunks = self._chunk = self._more = np.zeros(1, dtype=np.int64)
         self._here = self._end = 0
         # of each set: when the channel chooses next, free start slots, chunks left of the unit
-        # that it copies, the unit's stage (counted through the run, and in its pass), when the
-        # last one came
+        # that it copies, the unit's stage (counted through the run, in its pass, and counted again,
+        # but not beyond the run's end), when the last one came
         self._now: Int64 = np.zeros(0, dtype=np.int64)
-        self._free = self._left = self._cursor = self._stage = self._came = self._now
+        self._free = self._left = self._cursor = self._stage = self._at = self._came = self._now
         self._columns = self._now
         # [stages, sets]: how many stages on the next start unit is that streams
         self._beyond: Int64 = np.zeros((0, 0), dtype=np.int64)
@@ -66,7 +73,7 @@ class ChunkClock:
                         streams[stage, at] = left
                     else:
                         gone[stage, item, at] = left
-        streams &= (self._chunks > 0)[:, None]
+        streams &= (self._units[0, :, 0] > 0)[:, None]
         total: Int64 = np.tensordot(problem.correction, gone.astype(np.int64), axes=2)
         for run in problem.scenarios.runs():
             total = total + self._follow(run, gone, streams)
@@ -81,7 +88,7 @@ class ChunkClock:
         some = np.any(gone, axis=2)
         every = np.all(gone, axis=2)
         count = streams.shape[1]
-        self._begin(streams, len(run) * stages)
+        self._begin(streams, run)
         now = np.zeros(count, dtype=np.int64)
         total = np.zeros(count, dtype=np.int64)
         for index in run:
@@ -113,10 +120,13 @@ class ChunkClock:
             total += int(scenarios.weight[index]) * (now - began)
         return total
 
-    def _begin(self, streams: Bools, end: int) -> None:
-        """The channel at the start of a run of so many stages."""
+    def _begin(self, streams: Bools, run: range) -> None:
+        """The channel at the start of a run."""
         stages, count = streams.shape
-        self._here, self._end = 0, end
+        self._here, self._end = 0, len(run) * stages
+        short = self._problem.scenarios.shortened[run.start : run.stop]
+        units = self._units[np.array(short, dtype=np.int64)].reshape(self._end, 3)
+        self._chunks, self._chunk, self._more = np.concatenate([units, [(0, 0, 0)]]).T
         self._now = np.zeros(count, dtype=np.int64)
         self._free = np.full(count, self._start_slots, dtype=np.int64)
         self._left = np.zeros(count, dtype=np.int64)
@@ -128,6 +138,7 @@ class ChunkClock:
         self._beyond = after[1 : stages + 1] + 1
         self._cursor = after[0]
         self._stage = np.where(after[0] < stages, after[0], 0)
+        self._at = np.minimum(self._cursor, self._end)
         self._came = np.zeros(count, dtype=np.int64)
 
     def _advance(self, limit: Int64) -> None:
@@ -135,21 +146,23 @@ class ChunkClock:
         self._step_while(self._now < limit, limit)
 
     def _step_while(self, may: Bools, limit: Int64 | None) -> None:
-        last, count = min(self._here + len(self._chunks), self._end), len(self._columns)
+        stages, count = len(self._beyond), len(self._columns)
+        last = min(self._here + stages, self._end)
         while may.any():
             fresh = self._left == 0
             may = may & (~fresh | ((self._free > 0) & (self._cursor < last)))
             begins = may & fresh
             self._free = self._free - begins
-            self._left = np.where(begins, self._chunks[self._stage], self._left) - may
+            self._left = np.where(begins, self._chunks[self._at], self._left) - may
             ends = may & (self._left == 0)
-            self._now = self._now + may * self._chunk[self._stage]
+            self._now = self._now + may * self._chunk[self._at]
             if ends.any():
-                self._now = self._now + ends * self._more[self._stage]
+                self._now = self._now + ends * self._more[self._at]
                 self._came = np.where(ends, self._now, self._came)
                 beyond = ends * self._beyond.take(self._stage * count + self._columns)
                 self._cursor, at = self._cursor + beyond, self._stage + beyond
-                self._stage = np.where(at >= len(self._chunks), at - len(self._chunks), at)
+                self._stage = np.where(at >= stages, at - stages, at)
+                self._at = np.minimum(self._cursor, self._end)
             may = may & (self._cursor <= self._here if limit is None else self._now < limit)
 
     def _arrived(self, now: Int64, streams: Bools) -> Int64:
@@ -158,7 +171,7 @@ class ChunkClock:
         if missing.any():
             self._step_while(missing, None)
         # the last one that came may be that of a later stage
-        beyond = self._beyond[self._here % len(self._chunks)]
+        beyond = self._beyond[self._here % len(self._beyond)]
         own = streams & (self._cursor == self._here + beyond)
         return np.where(own, np.maximum(now, self._came), now)
 

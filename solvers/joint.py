@@ -44,7 +44,7 @@ class _Model:
         self.problem = problem
         self.model = cp_model.CpModel()
         scenarios = problem.scenarios
-        copies = int(problem.copy_ns.sum()) + int(problem.start_ns.sum())
+        copies = int(problem.copy_ns.sum()) + int(problem.pass_start_ns.max(axis=0).sum())
         self.horizon = int(scenarios.compute_ns.sum()) + copies * scenarios.passes
         if scenarios.host_work_ns is not None:
             self.horizon += int(scenarios.host_work_ns.sum())
@@ -108,10 +108,14 @@ class _Model:
                 begins = self._time()
                 model.add(begins >= now + int(scenarios.prologue_ns[index, at]))
                 known = self._time()
-                model.add(known == begins + int(scenarios.lead_ns[index, at]))
                 kept = self.start_kept[at]
+                lead: Any = int(scenarios.lead_ns[index, at])
+                if scenarios.start_lead_ns is not None and kept is not None:
+                    lead += int(scenarios.start_lead_ns[index, at]) * ~kept
+                model.add(known == begins + lead)
                 if stage.start is not None and kept is not None:
-                    arrives, leaves = self._copy(stage.start, kept, channel, start_holds)
+                    start = stage.start_in(scenarios.shortened[index]) or stage.start
+                    arrives, leaves = self._copy(start, kept, channel, start_holds)
                     model.add(begins >= arrives).only_enforce_if(~kept)
                     model.add(leaves == known).only_enforce_if(~kept)
                 compute: list[Any] = []

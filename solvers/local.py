@@ -70,7 +70,12 @@ class FluidClock:
         self._useful = active * self._copy * listed
         self._late = active * self._copy * ~listed
         self._list = self._copy * listed
-        self._start = problem.start_ns.astype(np.float64)
+        starts = problem.pass_start_ns.max(axis=0, initial=0)
+        self._start = starts.astype(np.float64)
+        # what is copied of it in each pass
+        self._short = None
+        if scenarios.short is not None:
+            self._short = problem.pass_start_ns / np.maximum(starts, 1)
         work = scenarios.work_ns.astype(np.float64)
         self._works = work.sum(axis=2)
         last = np.where(scenarios.demand > 0, work, np.inf).min(axis=2)
@@ -121,9 +126,10 @@ class FluidClock:
                 ahead = np.zeros_like(total)
             taken = np.zeros_like(total)
             needed = late[index] + useful[index]
+            first = start if self._short is None else start * self._short[index][:, None]
             for stage in range(len(prologue)):
-                known = np.maximum(start[stage] - ahead, prologue[stage]) + lead[stage]
-                beyond = ahead + known - start[stage]
+                known = np.maximum(first[stage] - ahead, prologue[stage]) + lead[stage]
+                beyond = ahead + known - first[stage]
                 copied = np.minimum(np.maximum(beyond, 0.0), fits[stage])
                 asked = needed[stage] - share[index, stage] * copied
                 tail = np.where(asked > 1.0, last[stage], 0.0)

@@ -72,11 +72,29 @@ class Stage:
     sequential
         Residents are the first items, all others are prefetched in index order, and work goes in
         index order (the tiles of an output projection).
+    short_start
+        What is copied instead of ``start``, no more of it, in the passes of ``Scenarios.short``;
+        None: the same as in all others. It takes a start unit's slot all the same.
     """
 
     start: Unit | None
     items: tuple[Unit, ...]
     sequential: bool = False
+    short_start: Unit | None = None
+
+    def __post_init__(self) -> None:
+        start, short = self.start, self.short_start
+        if short is not None and (
+            start is None
+            or start.held_bytes != short.held_bytes
+            or start.size_bytes < short.size_bytes
+            or start.copy_ns < short.copy_ns
+        ):
+            raise OptionError(f"a short start unit is more than the whole one: {short}")
+
+    def start_in(self, short: bool) -> Unit | None:
+        """The start unit's copy in a pass that is short, or not."""
+        return self.short_start if short and self.short_start is not None else self.start
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +127,8 @@ class Scenarios:
     host_work_ns
         [passes, stages, items]: time of the work on each demanded item where it lies, on the host,
         with what its rows take there and back; None: there is no host that works.
+    short
+        [passes]: whether stages copy their ``short_start``; None: none does.
     """
 
     prologue_ns: Int64
@@ -121,6 +141,7 @@ class Scenarios:
     run_starts: tuple[int, ...] = (0,)
     start_lead_ns: Int64 | None = None
     host_work_ns: Int64 | None = None
+    short: npt.NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
         passes, stages, _ = self.demand.shape
@@ -133,6 +154,10 @@ class Scenarios:
                 raise OptionError(f"scenarios: {name} is not [{passes}, {stages}]")
         if self.work_ns.shape != self.demand.shape or self.weight.shape != (passes,):
             raise OptionError("scenarios: work_ns or weight does not fit demand")
+        if self.short is not None:
+            if self.short.shape != (passes,):
+                raise OptionError(f"scenarios: short is not [{passes}]")
+            self.short.setflags(write=False)
         always = ("prologue_ns", "lead_ns", "demand", "work_ns", "epilogue_ns", "weight")
         for name in (*always, *back, *host):
             array = getattr(self, name)
@@ -152,6 +177,11 @@ class Scenarios:
     def passes(self) -> int:
         """Number of passes."""
         return int(self.demand.shape[0])
+
+    @cached_property
+    def shortened(self) -> list[bool]:
+        """[passes]: ``short``, False without."""
+        return [False] * self.passes if self.short is None else self.short.tolist()
 
     @cached_property
     def order(self) -> list[list[list[tuple[int, int]]]]:
@@ -305,8 +335,21 @@ class Problem:
         return table
 
     @cached_property
+    def pass_start_ns(self) -> Int64:
+        """[passes, stages]: duration of each start unit's copy; 0 where there is none."""
+        rows = [
+            [unit.copy_ns if (unit := s.start_in(short)) else 0 for s in self.stages]
+            for short in (False, True)
+        ]
+        both: Int64 = np.array(rows, dtype=np.int64).reshape(2, len(self.stages))
+        return both[np.array(self.scenarios.shortened, dtype=np.int64)]
+
+    @cached_property
     def start_ns(self) -> Int64:
-        """[stages]: duration of each start unit's copy; 0 where there is none."""
+        """[stages]: the least of ``pass_start_ns`` over the passes."""
+        if self.scenarios.passes:
+            least: Int64 = self.pass_start_ns.min(axis=0)
+            return least
         return np.array([s.start.copy_ns if s.start else 0 for s in self.stages], dtype=np.int64)
 
     @cached_property

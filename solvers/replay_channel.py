@@ -31,6 +31,7 @@ class Channel:
         self, problem: Problem, schedule: Schedule, passes: range, now: int, record: bool
     ) -> None:
         self._stages = problem.stages
+        self._short = problem.scenarios.shortened[passes.start : passes.stop]
         self._count = len(problem.stages)
         self._first = passes.start
         self._total = self._count * len(passes)
@@ -354,7 +355,7 @@ class Channel:
                 continue
             item = items[self._position]
             if item == _START:
-                start = self._stages[stage].start
+                start = self._stages[stage].start_in(self._short[self._cursor // self._count])
                 if not self._free_start or start is None:
                     return None
                 self._free_start -= 1

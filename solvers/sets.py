@@ -111,9 +111,9 @@ def _overlapped(problem: Problem, share: float) -> int:
         compute -= float((spared * weight).sum())
     worth = np.tensordot(weight, each, axes=1)
     starts = [stage.start for stage in problem.stages if stage.start is not None]
-    total = float(weight.sum()) * share
     held = [problem.item_bytes.ravel(), np.array([s.held_bytes for s in starts], dtype=np.int64)]
-    saved = [worth.ravel(), np.array([s.copy_ns * total for s in starts])]
+    there = np.array([stage.start is not None for stage in problem.stages], dtype=bool)
+    saved = [worth.ravel(), share * (weight @ problem.pass_start_ns)[there]]
     sizes, values = np.concatenate(held), np.concatenate(saved)
     real = sizes > 0
     sizes, values = sizes[real], values[real]

@@ -134,7 +134,7 @@ class SetsModel:
     def _clocks(self) -> None:
         problem, hint, scenarios = self.problem, self.hint, self.problem.scenarios
         slot_ns = int(problem.copy_ns.max(initial=0))
-        start_ns = int(problem.start_ns.max(initial=0))
+        start_ns = int(problem.pass_start_ns.max(initial=0))
         ahead = (hint.slots * slot_ns + hint.start_slots * start_ns) // _UNIT_NS + 1
         longest = int(scenarios.compute_ns.max(initial=0)) + int(problem.copy_ns.sum())
         longest = (longest + start_ns * len(problem.stages)) // _UNIT_NS + ahead + 2
@@ -163,7 +163,7 @@ class SetsModel:
                         late[self.resident[at, item]] = part
                         late[self.prefetch[at, item]] = part
                 if stage.start is not None:
-                    copy = stage.start.copy_ns // _UNIT_NS
+                    copy = int(problem.pass_start_ns[index, at]) // _UNIT_NS
                     total += copy
                     busy[self.resident[at, START]] = copy
                 self._add(busy, total)

@@ -45,9 +45,10 @@ def corrected(problem: Problem) -> Problem:
         expected = np.rint(_UNIT * mean[members]).astype(np.int64)
         streamed = int((expected[0] * problem.copy_ns * ~kept).sum()) // _UNIT
         compute = int(scenarios.compute_ns[members].sum()) // len(members)
-        spare = streamed + int(problem.start_ns.sum()) - 2 * compute
+        starts = int(problem.pass_start_ns[members].sum()) // len(members)
+        spare = streamed + starts - 2 * compute
         price = _UNIT if not compute else min(max(_UNIT * spare // compute, 0), _UNIT)
-        free = max(compute - int(problem.start_ns.sum()), 0)
+        free = max(compute - starts, 0)
         asked = int((active[members] * problem.copy_ns).sum())
         if streamed > 2 * free and asked:
             alone = _UNIT * (streamed - 2 * free) // streamed

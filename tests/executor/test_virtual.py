@@ -3,7 +3,7 @@ every computation begins and ends at the same nanosecond."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -51,7 +51,11 @@ def cases(draw: st.DrawFn) -> Case:
     for _ in range(layers):
         experts = draw(st.integers(0, 6))
         expert = _unit(draw(sizes), chunk_ns)
-        stages.append(Stage(_unit(draw(sizes), chunk_ns), (expert,) * experts))
+        start, short = _unit(draw(sizes), chunk_ns), None
+        if draw(st.booleans()):
+            part = _unit(draw(st.integers(1, start.size_bytes)), chunk_ns)
+            short = replace(part, held_bytes=start.held_bytes)
+        stages.append(Stage(start, (expert,) * experts, short_start=short))
         order = draw(st.permutations(range(experts)))
         first = draw(st.integers(0, experts))
         second = draw(st.integers(first, experts))
@@ -101,6 +105,7 @@ def cases(draw: st.DrawFn) -> Case:
         weight,
         start_lead_ns=back if back.any() else None,
         host_work_ns=host,
+        short=np.array(draw(st.lists(st.booleans(), min_size=passes, max_size=passes))),
     )
     slots = draw(st.integers(1, 7))
     eviction: Eviction = draw(st.sampled_from(get_args(Eviction)))
@@ -129,6 +134,7 @@ def run_executor(case: Case) -> VirtualResult:
     problem, schedule = case.problem, case.schedule
     layers = len(problem.stages) - 1
     sizes: dict[Unit, int] = {}
+    short: dict[Unit, int] = {}
     resident: set[Unit] = set()
     chain = []
     for index, (stage, choice) in enumerate(zip(problem.stages, schedule.stages, strict=True)):
@@ -140,6 +146,8 @@ def run_executor(case: Case) -> VirtualResult:
         if stage.start is not None:
             dense = Unit(index, "dense", -1)
             sizes[dense] = stage.start.size_bytes
+            if stage.short_start is not None:
+                short[dense] = stage.short_start.size_bytes
             if choice.start_resident:
                 resident.add(dense)
             else:
@@ -193,8 +201,9 @@ def run_executor(case: Case) -> VirtualResult:
         whole = -(-item.chunk_ns * size_bytes // CHUNK_BYTES)
         return item.chunk_ns if size_bytes == CHUNK_BYTES else whole
 
-    units = Units(layers, sizes, frozenset(resident), tuple(chain))
-    return run_virtual(policy, units, passes, chunk_ns)
+    units = Units(layers, sizes, frozenset(resident), tuple(chain), short)
+    begins = [index for index, one in enumerate(scenarios.shortened) if one]
+    return run_virtual(policy, units, passes, chunk_ns, begins)
 
 
 @settings(max_examples=250, deadline=None)

@@ -100,6 +100,34 @@ def with_host(problem: Problem, seed: int) -> Problem:
     return problem.replace(scenarios=replace(problem.scenarios, host_work_ns=host))
 
 
+def with_short(problem: Problem, seed: int, most_lead: int = 9) -> Problem:
+    """The same with start units that are copied in part in some passes, and leads that are longer
+    where they are copied."""
+    rng = np.random.default_rng([seed, 6])
+    passes = problem.scenarios.passes
+    stages = []
+    for stage in problem.stages:
+        start, short = stage.start, None
+        if start is not None:
+            chunks = int(rng.integers(1, start.chunks + 1))
+            size = start.chunk_bytes * (chunks - 1)
+            most = start.last_ns if chunks == start.chunks else start.chunk_ns
+            short = replace(
+                start,
+                chunks=chunks,
+                last_ns=int(rng.integers(0, most + 1)),
+                size_bytes=int(rng.integers(size, start.size_bytes + 1)),
+            )
+        stages.append(replace(stage, short_start=short))
+    shape = problem.scenarios.lead_ns.shape
+    scenarios = replace(
+        problem.scenarios,
+        short=rng.random(passes) < 0.5,
+        start_lead_ns=rng.integers(0, most_lead, shape).astype(np.int64),
+    )
+    return problem.replace(stages=tuple(stages), scenarios=scenarios)
+
+
 def random_schedule(rng: np.random.Generator, problem: Problem) -> Schedule:
     """Any schedule that the checker accepts, with memory to spare."""
     choices = []
@@ -138,6 +166,7 @@ class SlowReplay:
 
     def _run(self, run: range) -> None:
         self.count = len(self.problem.stages)
+        self.first_pass = run.start
         self.last_stage = len(run) * self.count
         self.free = self.schedule.slots
         self.free_start = self.schedule.start_slots
@@ -188,6 +217,9 @@ class SlowReplay:
     def _unit(self, here: int, item: int) -> Unit:
         stage = self.problem.stages[here % self.count]
         found = stage.start if item == -1 else stage.items[item]
+        short = self.problem.scenarios.short
+        if item == -1 and short is not None and short[self.first_pass + here // self.count]:
+            found = stage.short_start or found
         assert found is not None
         return found
 
@@ -201,7 +233,9 @@ class SlowReplay:
                 streams = self.problem.stages[stage].start is not None and not choice.start_resident
                 if streams:
                     yield "wait", (self.here, -1)
-                yield "work", int(scenarios.lead_ns[index, stage])
+                back = scenarios.start_lead_ns
+                longer = 0 if back is None or not streams else int(back[index, stage])
+                yield "work", int(scenarios.lead_ns[index, stage]) + longer
                 if streams:
                     self.free_start += 1
                 rows = scenarios.demand[index, stage]
@@ -382,6 +416,7 @@ def make() -> Any:
         problem = staticmethod(random_problem)
         schedule = staticmethod(random_schedule)
         hosting = staticmethod(with_host)
+        shortening = staticmethod(with_short)
         slow = SlowReplay
         every_schedule = staticmethod(every_schedule)
 

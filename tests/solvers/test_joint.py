@@ -15,6 +15,7 @@ from solvers.joint import solve_joint
 from solvers.outcome import Stop
 from solvers.problem import Problem, Stage
 from solvers.registry import Limits, load
+from solvers.relaxation import relax
 from solvers.replay import measure, replay
 
 LIMITS = Limits(work=20.0, seconds=60.0)
@@ -117,7 +118,9 @@ def follow(
             begins = max(begins, times[len(mine) - room])
         if begins >= 1 << 60:
             return False
-        unit = problem.stages[at].start if item == -1 else problem.stages[at].items[item]
+        stage, short = problem.stages[at], scenarios.short is not None and bool(scenarios.short[0])
+        start = stage.short_start if short else stage.start
+        unit = start if item == -1 else stage.items[item]
         assert unit is not None
         mine.append(todo.pop(0))
         free_at = arrived[at, item] = begins + unit.copy_ns
@@ -136,6 +139,8 @@ def follow(
         if now is None:
             return None
         now += int(scenarios.lead_ns[0, at])
+        if scenarios.start_lead_ns is not None and (at, -1) in order:
+            now += int(scenarios.start_lead_ns[0, at])
         left[at, -1] = now
         host_done = now
         if scenarios.host_work_ns is not None:
@@ -166,6 +171,15 @@ def test_the_brute_force_optimum(make: Any, seed: int) -> None:
     schedule = load("on-demand").solve(problem, LIMITS).schedule
     assert schedule is not None
     assert measure(problem, replay(problem, schedule)) >= best
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_brute_force_optimum_with_short_start_units(make: Any, seed: int) -> None:
+    problem = make.shortening(tiny(make, seed), seed)
+    best = min(outcomes(problem), default=None)
+    assert solve_joint(problem, LIMITS).value_ns == best
+    relaxed = relax(problem)
+    assert best is None or relaxed is None or relaxed.bound.value_ns <= best
 
 
 @pytest.mark.parametrize("seed", range(60))

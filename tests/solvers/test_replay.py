@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,8 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from solvers.checker import check_schedule
+from solvers.errors import OptionError
 from solvers.outcome import Schedule, StageChoice
-from solvers.problem import Problem, Stage
+from solvers.problem import Problem, Stage, Unit
 from solvers.replay import DeadlockError, measure, replay
 
 
@@ -187,11 +189,45 @@ def test_measures(make: Any) -> None:
     assert measure(heavy, result) == 7 * 180
 
 
+def test_a_short_start_unit_by_hand(make: Any) -> None:
+    # One stage, a lead of 10 and a resident that works 10; the start unit takes three chunks of 20,
+    # the short one of passes 0 and 2 a single chunk of 7. Nothing is copied a whole pass ahead, so
+    # that each pass waits for its own: 7 + 10 + 10, then 60 + 10 + 10, then 27 again.
+    start = make.unit(20, 4, chunks=3)
+    short = Unit(2, 4, 1, 0, 7)
+    stage = Stage(start, (make.unit(5),), short_start=short)
+    scenarios = replace(make.scenarios([[[1]]] * 3, lead=10), short=np.array([True, False, True]))
+    result = replay(
+        Problem((stage,), scenarios, 100, 1),
+        Schedule((StageChoice(False, (0,), ()),), 0, 1, 0),
+        record=True,
+    )
+    assert result.pass_end_ns.tolist() == [27, 107, 134]
+    assert [part.size_bytes for part in result.copies] == [2, 12, 2]
+    assert result.wait_start_ns.ravel().tolist() == [7, 60, 7]
+
+
+@pytest.mark.parametrize(
+    "short",
+    [Unit(13, 4, 1, 0, 1), Unit(2, 3, 1, 0, 1), Unit(2, 4, 1, 0, 61)],
+    ids=["more bytes", "another slot", "longer"],
+)
+def test_a_short_start_unit_is_no_more_than_the_whole(make: Any, short: Unit) -> None:
+    with pytest.raises(OptionError, match="more than the whole"):
+        Stage(make.unit(20, 4, chunks=3), (), short_start=short)
+    with pytest.raises(OptionError, match="more than the whole"):
+        Stage(None, (), short_start=short)
+    with pytest.raises(OptionError, match=r"short is not \[2\]"):
+        replace(make.scenarios([[[1]]] * 2), short=np.array([True]))
+
+
 @settings(max_examples=300)
-@given(seed=st.integers(0, 2**32 - 1), zero=st.booleans())
-def test_agrees_with_the_slow_replay(make: Any, seed: int, zero: bool) -> None:
+@given(seed=st.integers(0, 2**32 - 1), zero=st.booleans(), short=st.booleans())
+def test_agrees_with_the_slow_replay(make: Any, seed: int, zero: bool, short: bool) -> None:
     rng = np.random.default_rng(seed)
     problem = make.problem(rng, zero=zero)
+    if short:
+        problem = make.shortening(problem, seed)
     schedule = make.schedule(rng, problem)
     assert list(check_schedule(problem, schedule)) == []
     fast, slow = replay(problem, schedule, record=True), make.slow(problem, schedule)
@@ -205,7 +241,14 @@ def test_agrees_with_the_slow_replay(make: Any, seed: int, zero: bool) -> None:
         assert times.begin_ns == now
         now = times.end_ns
     waits = int(fast.wait_start_ns.sum() + fast.wait_item_ns.sum())
-    assert now == int(problem.scenarios.compute_ns.sum()) + waits
+    longer = 0
+    if short:
+        streams = [
+            stage.start is not None and not choice.start_resident
+            for stage, choice in zip(problem.stages, schedule.stages, strict=True)
+        ]
+        longer = int((problem.scenarios.start_lead_ns * np.array(streams)).sum())
+    assert now == int(problem.scenarios.compute_ns.sum()) + longer + waits
 
 
 @settings(max_examples=100)
