@@ -40,6 +40,8 @@ from solvers.errors import OptionError
 __all__ = [
     "Choice",
     "Option",
+    "allowed_error",
+    "allowed_ppb",
     "allowing",
     "choose",
     "expert_error",
@@ -268,9 +270,25 @@ def allowing(profile: Profile, error: float) -> Profile:
         )
     if host_stays(profile.hardware, profile.costs) is None:
         raise OptionError("an allowed error cannot be planned yet where a host computes experts")
+    return replace(profile, allowed_ppb=allowed_ppb(error))
+
+
+def allowed_ppb(error: float) -> int:
+    """An allowed error in thousand-millionths.
+
+    Raises
+    ------
+    OptionError
+        If it is none.
+    """
     if not 0 <= error <= 1 or 0 < error * PPB < 1:
         raise OptionError(f"an allowed error of {error} is none: give 0, or 1e-9 to 1 (0.01: 1%)")
-    return replace(profile, allowed_ppb=int(Fraction(repr(error)) * PPB))
+    return int(Fraction(repr(error)) * PPB)
+
+
+def allowed_error(profile: Profile) -> float | None:
+    """What ``allowing`` was told to make this profile; None where no error is allowed."""
+    return profile.allowed_ppb / PPB or None
 
 
 def expert_error(profile: Profile, policy: Policy) -> ExpertError | None:

@@ -77,11 +77,17 @@ def make_offload(
     BudgetError
         If the memory is too small for a device; it names the smallest that works for all.
     OptionError
-        If an option is unknown or out of range, or the workload exceeds the model's context.
+        If an option is unknown or out of range, the workload exceeds the model's context, or the
+        profile allows experts an error.
     UnsupportedError
         If the model does not run on several devices.
     """
     backend = load_runnable(solver)
+    if profile.allowed_ppb:
+        raise OptionError(
+            "an allowed error has no effect on several devices: their experts are as in the "
+            "checkpoint; plan with the profile as it was loaded"
+        )
     if time_limit_seconds <= 0:
         raise OptionError(f"the time limit is {time_limit_seconds} seconds; give a positive one")
     batch = rank_batch(placement, workload, batch_size)

@@ -296,10 +296,7 @@ def plan(
         host_memory=host_memory,
         profile_out=profile_out,
     )
-    if allow_error is not None:
-        if server is not None:
-            raise OptionError("--allow-error: a server does not choose forms yet; leave one out")
-        loaded = within_error(loaded, allow_error)
+    loaded = within_error(loaded, allow_error)
     if predictors:
         check_judgeable(loaded.routing)
     here = functools.partial(make_plan, interruptible=True)

@@ -41,7 +41,8 @@ def plan_at(
     tolerance: float,
     kv: Place,
 ) -> Plan:
-    """As ``planner.solve.make_plan``, there instead of here.
+    """As ``planner.solve.make_plan``, there instead of here, with the error that ``profile`` allows
+    experts.
 
     The profile is sent if it is not there yet; Control-C cancels the job.
 
@@ -54,6 +55,7 @@ def plan_at(
     """
     # needs the extra
     from moeplan.client import Client
+    from planner.forms import allowed_error
 
     client = Client(url, token=os.environ.get("MOEPLAN_TOKEN"))
 
@@ -75,6 +77,7 @@ def plan_at(
             then=then,
             tolerance=tolerance if then is not None else None,
             kv=None if kv == "auto" else kv,
+            allow_error=allowed_error(profile),
         )
         try:
             done = client.wait(job.id, told, lost)

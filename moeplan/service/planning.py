@@ -9,12 +9,25 @@ from typing import Any
 
 from planner.check import check_plan
 from planner.documents import Plan, Workload
+from planner.forms import allowing
 from planner.looking_ahead import with_predictors
 from planner.profiles import Profile
 from planner.solve import make_plan
 from solvers.registry import Progress
 
-__all__ = ["plan_of"]
+__all__ = ["plan_of", "within"]
+
+
+def within(profile: Profile, inputs: dict[str, Any]) -> Profile:
+    """The profile with the error that a job's inputs allow experts.
+
+    Raises
+    ------
+    OptionError
+        As ``planner.forms.allowing``.
+    """
+    error = inputs.get("allow_error")
+    return profile if error is None else allowing(profile, error)
 
 
 def plan_of(
@@ -29,7 +42,7 @@ def plan_of(
     Parameters
     ----------
     profile
-        The one that ``inputs`` names.
+        The one that ``inputs`` names, as ``within`` has it.
     inputs
         Of the job.
     progress, cap_seconds

@@ -20,9 +20,11 @@ from pydantic import (
 from moeplan.commands.common import DEFAULT_TIME_LIMIT_SECONDS, DEFAULT_TOLERANCE, searches
 from moeplan.service.problems import Refusal
 from planner.documents import MOST_REQUESTS
+from planner.forms import allowed_ppb
 from planner.kv import KV_PLACES
 from planner.objectives import OBJECTIVES
 from planner.placement import METHODS
+from solvers.errors import OptionError
 from solvers.registry import names
 
 __all__ = [
@@ -143,6 +145,12 @@ class _Search(Strict):
         description="Let layers follow a predictor where it finds more than the list.",
     )
 
+    allow_error: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None,
+        description="Of a store with several forms: how far off experts' weights may be on "
+        "average (0.01: 1%).",
+    )
+
     def _inputs(self, solvers: tuple[str, ...], objectives: tuple[str, ...]) -> dict[str, Any]:
         searching = any(map(searches, solvers))
         if self.then is None and self.tolerance is not None:
@@ -153,11 +161,15 @@ class _Search(Strict):
             if getattr(self, name) is not None and not searching:
                 said = f"{name} has no effect: {', '.join(solvers)} follows a rule"
                 raise no_effect(f"body.{name}", said)
+        if self.allow_error is not None:
+            try:
+                allowed_ppb(self.allow_error)
+            except OptionError as error:
+                raise no_effect("body.allow_error", str(error)) from error
         asked = self.model_dump()
-        if self.kv is None:
-            del asked["kv"]  # so that what was asked for before these could be is the same job
-        if not self.predictors:
-            del asked["predictors"]
+        for name in ("kv", "predictors", "allow_error"):
+            if getattr(self, name) == type(self).model_fields[name].default:
+                del asked[name]  # so that what was asked for before these could be is the same job
         return {
             **asked,
             "tolerance": DEFAULT_TOLERANCE if self.tolerance is None else self.tolerance,

@@ -15,7 +15,7 @@ from moeplan.service.entries import (
     placement_entry,
     plan_entry,
 )
-from moeplan.service.planning import plan_of
+from moeplan.service.planning import plan_of, within
 from moeplan.service.store import Job, Store
 from moeplan.service.store.documents import Entry
 from planner.compare import compare
@@ -56,7 +56,7 @@ def carry_out(store: Store, job: Job, tell: Telling) -> Made:
 
 
 def _plan(store: Store, inputs: dict[str, Any], tell: Telling) -> Made:
-    profile = kept_profile(store, inputs["profile"])
+    profile = within(kept_profile(store, inputs["profile"]), inputs)
 
     def progress(stage: str, objective: int, bound: int | None) -> None:
         known = bound is not None and objective > 0
@@ -75,7 +75,7 @@ def _plan(store: Store, inputs: dict[str, Any], tell: Telling) -> Made:
 
 
 def _compare(store: Store, inputs: dict[str, Any], tell: Telling) -> Made:
-    profile = kept_profile(store, inputs["profile"])
+    profile = within(kept_profile(store, inputs["profile"]), inputs)
     rows = compare(
         profile,
         Workload(**inputs["workload"]),

@@ -116,8 +116,8 @@ def test_what_is_refused(
             assert "no effect: the profile's store has its experts in one form" in one
     pairs = refused(capsys, "sweep", "--models", "m.json", "--allow-error", "0.01")
     assert "--allow-error is for a sweep of a PROFILE_DIR, and none was given" in pairs
-    there = refused(capsys, *plan, "--allow-error", "0.01", "--server", "http://localhost:1")
-    assert "a server does not choose forms yet" in there
+    for command in ("offload", "parallel"):
+        assert "No such option: --allow-error" in refused(capsys, command, "--allow-error", "0.01")
     alone = refused(capsys, *plan, "--attention-sinks", 2)
     assert alone.endswith("--attention-sinks has no effect without --attention-window")
     window = (*plan, *WORK, "--attention-window")

@@ -63,6 +63,13 @@ HALVES = placed([[(0,)] * 4 + [(1,)] * 3 + [(0, 1)]] * 4)
 """Device 0 has experts 0 to 3, device 1 experts 4 to 6, both have 7; in 4 layers."""
 
 
+def test_an_allowed_error_is_refused(small_profile: Profile) -> None:
+    with pytest.raises(OptionError, match="an allowed error has no effect on several devices"):
+        make_offload(
+            replace(small_profile, allowed_ppb=1), HALVES, WORKLOAD, memory_bytes=10 * EXPERT
+        )
+
+
 @pytest.fixture(scope="module")
 def made(small_profile: Profile) -> ExpertPlacement:
     """Room for 10 of device 0's 20 experts and of device 1's 16."""

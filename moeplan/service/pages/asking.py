@@ -98,6 +98,13 @@ def _search_fields(service: Service, *between: Field) -> list[Field]:
             help="What layers copy ahead follows the lists alone, unless chosen.",
         ),
         _extra(
+            "allow_error",
+            "Allowed error",
+            percent,
+            help="Of a store with several forms: how far off experts' weights may be on average, "
+            "as in 1%. All are as in the checkpoint, unless given.",
+        ),
+        _extra(
             "then",
             "Second objective",
             choices=_named(OBJECTIVES),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Annotated, Any, Protocol, TypeVar
 from urllib.parse import parse_qs
 
@@ -94,7 +95,10 @@ def yes(typed: str, label: str) -> bool:
 
 def percent(typed: str, label: str) -> float:
     """A share, written as percent."""
-    return number(typed.removesuffix("%").strip(), label) / 100
+    written = typed.removesuffix("%").strip()
+    number(written, label)
+    # 0.7 / 100 is a little less than 0.007
+    return float(Fraction(written) / 100)
 
 
 def size(typed: str, label: str) -> int:

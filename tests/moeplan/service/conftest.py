@@ -141,15 +141,22 @@ def write_profile(profile: Profile, folder: Path) -> Path:
     """Write a profile's five documents and its arrays, the hashes made to fit."""
     data = trace_bytes(profile.arrays)
     digest = hashlib.sha256(data).hexdigest()
-    routing = dataclasses.replace(profile.routing, arrays_hash=digest)
-    index = dataclasses.replace(profile.index, routing_hash=document_hash(routing))
+    model = document_hash(profile.model)
+    routing = dataclasses.replace(profile.routing, arrays_hash=digest, model_hash=model)
+    costs = dataclasses.replace(profile.costs, model_hash=model)
+    index = dataclasses.replace(
+        profile.index,
+        model_hash=model,
+        costs_hash=document_hash(costs),
+        routing_hash=document_hash(routing),
+    )
     folder.mkdir()
     (folder / "routing.npz").write_bytes(data)
     for name, document in (
         ("profile", index),
         ("hardware", profile.hardware),
         ("model", profile.model),
-        ("costs", profile.costs),
+        ("costs", costs),
         ("routing", routing),
     ):
         write_document(document, folder / f"{name}.json")
@@ -159,10 +166,21 @@ def write_profile(profile: Profile, folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def profile_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two layers of four experts, 12 recorded sequences; read only."""
-    made = loaded("tests/planner/conftest.py").make_profile(
+    return write_profile(small_profile(), tmp_path_factory.mktemp("profiles") / "small")
+
+
+def small_profile() -> Profile:
+    made: Profile = loaded("tests/planner/conftest.py").make_profile(
         layers=2, experts=4, sequences=12, prompt=4, new=4
     )
-    return write_profile(made, tmp_path_factory.mktemp("profiles") / "small")
+    return made
+
+
+@pytest.fixture(scope="session")
+def several_forms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of a store that has experts in int8 and int4, too."""
+    several = loaded("tests/planner/test_forms.py").several
+    return write_profile(several(small_profile()), tmp_path_factory.mktemp("profiles") / "forms")
 
 
 @pytest.fixture(scope="session")

@@ -166,6 +166,10 @@ def test_a_path_in_an_upload_reaches_no_file(client: TestClient, upload: Body) -
         ({"then": "bytes"}, "body.then"),
         ({"seed": -1}, "body.seed"),
         ({"kv": "auto"}, "body.kv"),
+        ({"allow_error": -0.1}, "body.allow_error"),
+        ({"allow_error": 1.5}, "body.allow_error"),
+        ({"allow_error": 1e-12}, "body.allow_error"),
+        ({"allow_error": "1%"}, "body.allow_error"),
         ({"unknown": 1}, "body.unknown"),
     ],
 )
@@ -178,13 +182,13 @@ def test_plans_that_are_not_asked_for_well(
 
 def test_a_request_that_leaves_a_later_option_out_is_the_job_that_it_was(plan_request: Any) -> None:
     asked = PlanRequest.model_validate(plan_request("0" * 64))
-    assert not {"kv", "predictors"} & set(asked.inputs())
-    later = {"kv": "below", "predictors": True}
+    assert not {"kv", "predictors", "allow_error"} & set(asked.inputs())
+    later = {"kv": "below", "predictors": True, "allow_error": 0.01}
     assert asked.model_copy(update=later).inputs() == {**asked.inputs(), **later}
     body = plan_request("0" * 64)
     body["solvers"] = [body.pop("solver")]
     compared = CompareRequest.model_validate(body)
-    assert not {"kv", "predictors"} & set(compared.inputs())
+    assert not {"kv", "predictors", "allow_error"} & set(compared.inputs())
     assert compared.model_copy(update=later).inputs() == {**compared.inputs(), **later}
 
 

@@ -17,9 +17,10 @@ import pytest
 from moeplan import cli
 from moeplan.client import Client
 from planner.documents import Workload, document_hash
+from planner.forms import allowing
 from planner.profiles import load_profile
 from planner.solve import make_plan
-from solvers.errors import BudgetError, InputError, RunError
+from solvers.errors import BudgetError, InputError, OptionError, RunError
 
 WORK = Workload(requests=4, prompt_tokens=16, new_tokens=4)
 MEMORY = 1_500_000  # between the least that works and what holds everything
@@ -168,6 +169,41 @@ def test_the_command_prints_and_writes_the_same_there_and_here(
         results.append((text, (tmp_path / "plan.json").read_bytes()))
         (tmp_path / "plan.json").unlink()
     assert results[0] == results[1]
+
+
+def test_forms_of_experts_are_chosen_there_as_here(
+    client: Client, server: Any, several_forms: Path, profile_hash: str, tmp_path: Path
+) -> None:
+    """The same bytes on stdout and in the file; comparisons and explanations keep to the error."""
+    out, memory = tmp_path / "plan.json", 1_300_000
+    argv = ("plan", several_forms, "--memory", memory, "--requests", 4, "--prompt-tokens", 16)
+    argv += ("--new-tokens", 4, "--solver", "on-demand", "--out", out)
+    results = {}
+    for error in (None, 0, 0.05):
+        for where in ((), ("--server", server.url)):
+            code, text = run(*argv, *(() if error is None else ("--allow-error", error)), *where)
+            assert code == 0
+            results[error, bool(where)] = (text, out.read_bytes())
+            out.unlink()
+        assert results[error, False] == results[error, True]
+    assert results[None, True] == results[0, True]
+    plan = load_profile(several_forms)
+    digest = client.upload_profile(plan)
+    asked = {"memory_bytes": memory, "solver": "on-demand", "allow_error": 0.05}
+    made = client.plan(client.wait(client.ask_plan(digest, WORK, **asked).id).result)
+    here = make_plan(allowing(plan, 0.05), WORK, memory_bytes=memory, solver="on-demand")
+    assert replace(made, locations=here.locations) == here
+    assert made.expert_error is not None
+    assert 0 < made.expert_error.mean_ppb <= made.expert_error.allowed_ppb == 50_000_000
+    work = {"requests": 4, "prompt_tokens": 16, "new_tokens": 4}
+    body = {"memory_bytes": memory, "workload": work, "solvers": ["on-demand"]}
+    job = client.ask("compare", profile=digest, allow_error=0.05, **body)
+    (row,) = client.get(f"compare/{client.wait(job.id).result}")["rows"]
+    assert client.plan(row["plan"]) == made
+    page = httpx.get(f"{server.url}/compare/{client.job(job.id).result}").text
+    assert "Experts may be 5.000% off on average" in page
+    with pytest.raises(OptionError, match="has its experts in one form; pack the checkpoint"):
+        client.wait(client.ask_plan(profile_hash, WORK, **asked).id)
 
 
 @pytest.mark.parametrize(

@@ -436,10 +436,13 @@ def test_a_form_makes_the_job_that_the_interface_makes(
     assert (answer.status_code, answer.headers["location"]) == (303, f"/jobs/{job['id']}")
     more = {"attention_window": 6, "attention_sinks": 0}
     work = {"requests": 4, "prompt_tokens": 16, "new_tokens": 4, **more}
-    other = plan_request(profile, workload=work, kv="below", predictors=True)
+    # 0.7 / 100 would be a little less than 0.007
+    later = {"kv": "below", "predictors": True, "allow_error": 0.007}
+    other = plan_request(profile, workload=work, **later)
     inputs = PlanRequest.model_validate(other).inputs()
     client.post(f"/v1/jobs/{job['id']}/cancel")
     chosen = {"attention_window": "6", "attention_sinks": "0", "kv": "below", "predictors": "yes"}
+    chosen |= {"allow_error": "0.7%"}
     answer = client.post(place, data=typed | chosen, headers=OWN, follow_redirects=False)
     assert answer.headers["location"] == f"/jobs/{job_id('plan', inputs)}"
     answer = client.post(place, data=typed | {"attention_sinks": "0"}, headers=OWN)
