@@ -12,6 +12,7 @@ from planner.formats import variants
 from planner.groups import candidates
 from planner.kv import Place
 from planner.looking_ahead import with_predictors
+from planner.memory import Forms
 from planner.objectives import objective_named
 from planner.profiles import Profile
 from planner.recompute import candidate_of
@@ -20,9 +21,9 @@ from solvers.registry import BOUNDS, Feature, Limits, load
 
 __all__ = ["COMPARED", "BoundRow", "ComparisonRow", "compare", "compare_bound"]
 
-_Proven = tuple[str, int, int, int, str | None, tuple[frozenset[int], ...], Factors]
-"""Objective, n, b, bytes of a copy's piece, place of keys and values, formats and slowdown: what
-bounds are proven for."""
+_Proven = tuple[str, int, int, int, str | None, tuple[frozenset[int], ...], Forms, Factors]
+"""Objective, n, b, bytes of a copy's piece, place of keys and values, formats, forms and slowdown:
+what bounds are proven for."""
 
 COMPARED: tuple[str, ...] = (*SOLVERS, *BOUNDS)
 """What can be compared: solvers, and bounds that are no candidates."""
@@ -74,6 +75,8 @@ class BoundRow:
 
     ``value`` is in the objective's unit, on held-out sequences; None where the objective is none
     that the bound speaks of. ``n_batches`` and ``batch_size`` are those that it is lowest for.
+    ``of_forms``: experts are allowed an error, and it speaks of the forms that were looked at for
+    each n and b alone, not of every choice within that error.
     """
 
     solver: str
@@ -82,6 +85,7 @@ class BoundRow:
     n_batches: int | None
     batch_size: int | None
     solve_seconds: float
+    of_forms: bool = False
 
 
 def compare(
@@ -195,7 +199,8 @@ def compare_bound(
                     value = variant.value("judge", bound.value_ns)
                     best = (value, *shape) if best is None else min(best, (value, *shape))
     value_or_none, n, b = best if best is not None else (None, None, None)
-    return BoundRow(solver, objective, value_or_none, n, b, time.monotonic() - started)
+    spent = time.monotonic() - started
+    return BoundRow(solver, objective, value_or_none, n, b, spent, profile.allowed_ppb > 0)
 
 
 def _bounds(
@@ -214,7 +219,8 @@ def _bounds(
     candidate = candidate_of(plan, profile)
     encoding = candidate.encoding
     shape = encoding.n_batches, encoding.batch_size, encoding.chunk_bytes
-    key = (plan.objective_name, *shape, plan.policy.kv, encoding.raw, candidate.factors)
+    formed = encoding.raw, encoding.profile.forms
+    key = (plan.objective_name, *shape, plan.policy.kv, *formed, candidate.factors)
     if key not in proven:
         own, known = (
             None if bound is None else candidate.value("judge", bound.value_ns)

@@ -168,7 +168,10 @@ def compare(
         "measured on held-out routing."
     )
     if allow_error:
-        about += " Bounds are for the forms of experts that were chosen."
+        about += (
+            " Bounds are for the forms of experts that were chosen; others within that error may go "
+            "below."
+        )
     reporter.show(Text(about))
     for goal in goals:
         of_goal = [row for row in rows if row.objective == goal]
@@ -199,7 +202,8 @@ def _table(goal: str, rows: list[ComparisonRow], bounds: list[BoundRow]) -> Tabl
             about = "" if bound.n_batches is None else f"{bound.n_batches} x {bound.batch_size}"
             words = value_words(goal, bound.value)
             took = human_time(bound.solve_seconds * 1e9)
-            table.add_row(bound.solver, "bound", words, "", "", "", about, "", took, style="dim")
+            what = _bound_words(bound)
+            table.add_row(bound.solver, what, words, "", "", "", about, "", took, style="dim")
     if not rows:
         return table
     best = best_row(rows)
@@ -222,7 +226,9 @@ def _table(goal: str, rows: list[ComparisonRow], bounds: list[BoundRow]) -> Tabl
         table.caption = Text(
             f"over bound: (value - bound) / value, with the best row's bound, which is for n x b = "
             f"{best.n_batches} x {best.batch_size} ({best.plan.bound_class}); – where it does not "
-            "hold: for other n x b, or a plan that caches"
+            "hold: for other n x b, "
+            + ("other forms of experts, " if _formed(rows) else "")
+            + "or a plan that caches"
         )
     return table
 
@@ -248,7 +254,7 @@ def _html_table(goal: str, rows: list[ComparisonRow], bounds: list[BoundRow]) ->
     cells = [
         (
             bound.solver,
-            "bound",
+            _bound_words(bound),
             value_words(goal, bound.value),
             *("",) * 6,
             "" if bound.n_batches is None else f"{bound.n_batches} x {bound.batch_size}",
@@ -283,7 +289,21 @@ def _html_table(goal: str, rows: list[ComparisonRow], bounds: list[BoundRow]) ->
         "information is what a row takes beyond the bound of a clairvoyant: the most that a better "
         "predictor could earn."
     )
+    if _formed(rows) or any(bound.of_forms for bound in bounds):
+        words += (
+            " Bounds are for the forms of experts that were chosen: with others within the allowed "
+            "error a plan may go below them."
+        )
     return TableOf(goal, _HTML_COLUMNS, tuple(cells), words)
+
+
+def _bound_words(bound: BoundRow) -> str:
+    return "bound, chosen forms" if bound.of_forms else "bound"
+
+
+def _formed(rows: Sequence[ComparisonRow]) -> bool:
+    """Whether some plan's experts were allowed an error."""
+    return any(row.plan.expert_error is not None for row in rows)
 
 
 def value_words(goal: str, value: float) -> str:
@@ -309,12 +329,14 @@ def over_best(row: ComparisonRow, best: ComparisonRow) -> float | None:
 def over_bound(row: ComparisonRow, best: ComparisonRow) -> float | None:
     """Distance from the best row's bound, as a share of the row's value.
 
-    None where that bound says nothing about the row's plan: it is for one n and b, and but for a
-    ``physical`` one for plans that do not cache.
+    None where that bound says nothing about the row's plan: it is for one n and b and one choice of
+    experts' forms, and but for a ``physical`` one for plans that do not cache.
     """
     if best.bound is None or row.objective_value <= 0:
         return None
     if (row.n_batches, row.batch_size) != (best.n_batches, best.batch_size):
+        return None
+    if row.plan.policy.expert_forms != best.plan.policy.expert_forms:
         return None
     if best.plan.bound_class != "physical" and row.plan.policy.eviction != "none":
         return None

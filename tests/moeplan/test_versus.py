@@ -8,9 +8,9 @@ import io
 import pytest
 from rich.console import Console
 
-from moeplan.commands.versus import _table, best_row, over_best, over_bound
-from planner.compare import ComparisonRow
-from planner.documents import Plan
+from moeplan.commands.versus import _html_table, _table, best_row, over_best, over_bound
+from planner.compare import BoundRow, ComparisonRow
+from planner.documents import ExpertError, FormName, Plan
 
 
 def row(plan: Plan, solver: str, value: float, n: int = 2, eviction: str = "none") -> ComparisonRow:
@@ -38,6 +38,13 @@ def row(plan: Plan, solver: str, value: float, n: int = 2, eviction: str = "none
     )
 
 
+def with_forms(plan: Plan, forms: tuple[FormName, ...]) -> Plan:
+    layers = tuple(dataclasses.replace(layer, forms=forms) for layer in plan.policy.layers)
+    error = ExpertError("weights", 20_000_000, 10_000_000)
+    policy = dataclasses.replace(plan.policy, layers=layers)
+    return dataclasses.replace(plan, policy=policy, expert_error=error)
+
+
 @pytest.fixture
 def rows(plan: Plan) -> list[ComparisonRow]:
     """In ms a token: the best 5 with a bound of 4.8 for 2 x 2; the others in every relation."""
@@ -57,6 +64,10 @@ def test_one_bound_for_all_rows_and_only_where_it_holds(rows: list[ComparisonRow
     assert over_bound(cpsat, best) == pytest.approx(0.04)  # (5 - 4.8) / 5
     assert over_bound(flexgen, best) == pytest.approx(0.2)  # (6 - 4.8) / 6
     assert over_bound(klotski, best) is None  # another n
+    formed = dataclasses.replace(
+        flexgen, plan=with_forms(flexgen.plan, ("int8-1", "own", "own", "own"))
+    )
+    assert over_bound(formed, best) is None  # other forms of experts
     assert over_bound(lru, best) is None  # caches, and the bound is for plans that do not
     shares = [over_best(one, best) for one in rows]
     assert shares == pytest.approx([0.2, 0.0, 1.0, 0.6])
@@ -84,3 +95,21 @@ def test_the_table_says_what_the_bound_is_for(rows: list[ComparisonRow]) -> None
     assert "100.0%" in lines["klotski"]
     assert "–" in lines["klotski"]
     assert "best row's bound, which is for n x b = 2 x 2 (clairvoyant)" in " ".join(text.split())
+    assert "forms" not in text
+
+
+def test_bounds_are_said_to_be_for_the_chosen_forms(rows: list[ComparisonRow]) -> None:
+    forms: tuple[FormName, ...] = ("int8-1", "own", "own", "own")
+    formed = [dataclasses.replace(one, plan=with_forms(one.plan, forms)) for one in rows]
+    bound = BoundRow("belady", "throughput", 4_000_000.0, 2, 2, 1.0, of_forms=True)
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(_table("throughput", formed, [bound]))
+    text = " ".join(console.export_text().split())
+    assert "belady bound, chosen forms 4 ms a token" in text
+    assert "for other n x b, other forms of experts, or a plan that caches" in text
+    page = _html_table("throughput", formed, [bound])
+    assert page.rows[0][:2] == ("belady", "bound, chosen forms")
+    assert "with others within the allowed error a plan may go below them" in page.words
+    plain = _html_table("throughput", rows, [dataclasses.replace(bound, of_forms=False)])
+    assert plain.rows[0][:2] == ("belady", "bound")
+    assert "forms" not in plain.words

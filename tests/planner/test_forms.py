@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.check import check_plan
-from planner.compare import compare
+from planner.compare import _bounds, compare, compare_bound
 from planner.documents import (
     OWN,
     ExpertForm,
@@ -218,6 +218,26 @@ def test_comparisons_and_sweeps_choose_forms(profile: Profile) -> None:
     assert near.objective < 0.9 * exact.objective
     (point,) = sweep(allowing(profile, 0.2), FEW, [memory], solver="on-demand")
     assert point.plan == near
+
+
+def test_bounds_are_of_each_plans_own_forms(profile: Profile) -> None:
+    """Two plans alike in n, b and slowdown (there is none), one in int8 and int4: the bound of the
+    other, which copies four times as much, is above what it takes."""
+    exact, near = planned(profile, 0), planned(profile, 0.2)
+    proven: dict[Any, tuple[float | None, float | None]] = {}
+    pairs = [_bounds(plan, allowing(profile, 0.2), proven) for plan in (exact, near)]
+    keys = [key[:6] + key[7:] for key in proven]
+    assert keys[0] == keys[1]
+    for plan, (own, known) in zip((exact, near), pairs, strict=True):
+        assert own is not None
+        assert known is not None
+        assert known <= own <= plan.objective
+    memory = smallest_budget_bytes(profile, FEW) + 400_000
+    bound = compare_bound(allowing(profile, 0.2), FEW, memory_bytes=memory)
+    assert bound.of_forms
+    assert not compare_bound(profile, FEW, memory_bytes=memory).of_forms
+    assert bound.value is not None
+    assert bound.value <= near.objective
 
 
 @pytest.fixture(scope="module")
