@@ -48,7 +48,7 @@ from executor.units import Unit
 from planner.documents import QuantizedExperts
 from planner.memory import aligned
 from planner.quantized import group_of, tile_spans
-from solvers.errors import MoeplanError
+from solvers.errors import MoeplanError, OptionError
 
 Document = dict[str, Any]
 
@@ -62,7 +62,9 @@ GOAL = 3.5
 def experts_of(checkpoint: Path, store: Path) -> Iterator[tuple[Unit, ExpertWeights]]:
     """A quantized store's experts."""
     with open_weights(checkpoint, store) as source:
-        model = source.model
+        model, how = source.model, source.model.quantized
+        if how is None:
+            raise TypeError("the store is not quantized")
         for layer in model.layers:
             for number in range(layer.experts):
                 unit = Unit(layer.index, "expert", number)
@@ -77,7 +79,7 @@ def experts_of(checkpoint: Path, store: Path) -> Iterator[tuple[Unit, ExpertWeig
                     ).view(place.shape)
                     for place in source.places(unit)
                 }  # fmt: skip
-                yield unit, quantized_expert(model, layer, tensors)
+                yield unit, quantized_expert(model, layer, how, tensors)
 
 
 def replace_experts(model: Any, checkpoint: Path, store: Path) -> None:
@@ -169,7 +171,12 @@ def speed(options: argparse.Namespace) -> list[Document]:
     )
     cap = bench.weights_bytes * options.cap // 100
     # with the executor's benchmark's budget, whose profile it may be
-    budget = bench.weights_bytes // 2 - PROCESS_BYTES
+    budget = max(bench.weights_bytes // 2, cap) - PROCESS_BYTES
+    if budget <= 0:
+        raise OptionError(
+            f"--cap {options.cap}: {cap} bytes, and half of the weights, are less than the "
+            f"{PROCESS_BYTES} that a process takes beside its plan: give more --layers, or --cap"
+        )
     cells: list[Document] = []
     for requests in options.requests:
         trials = {

@@ -32,6 +32,7 @@ __all__ = [
     "Decoder",
     "DecodingError",
     "Expander",
+    "Following",
     "block_count",
     "block_sizes",
     "encode_block",
@@ -45,6 +46,9 @@ _WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
 # long matches only, and few of them: exponents are as good as drawn one by one, and short repeats
 # cost more to undo than they save
 _PARAMETERS = {"compression_level": 1, "min_match": 7, "hash_log": 6}
+
+Read = Callable[[int, int, memoryview], memoryview]
+"""``(place, size, memory)``: read bytes of a unit's file into aligned memory; returns those."""
 
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint16]
@@ -179,17 +183,29 @@ class Blocks:
     def steps(self, first: int, last: int) -> Iterator[range]:
         """Blocks that hold bytes [first, last), in groups that are read at once.
 
-        The last group is short, so that little is left to decode when all is read.
+        The last group is short, so that little is left to decode when all is read; so is the first,
+        which is read while what came before is left to decode, and must not outlast that.
         """
-        index = bisect_right(self.starts, first) - 1
+        begin = index = bisect_right(self.starts, first) - 1
         end = bisect_right(self.starts, last - 1)
         while index < end:
             stop = bisect_right(self.places, self.places[index] + DECODE_STEP_BYTES) - 1
             stop = max(min(stop, end), index + 1)
-            if stop == end and end - index > DECODERS + 1:
+            if index == begin and end - index > 2 * DECODERS:
+                stop = min(stop, index + DECODERS)
+            elif stop == end and end - index > DECODERS + 1:
                 stop = end - DECODERS
             yield range(index, stop)
             index = stop
+
+
+class Following(NamedTuple):
+    """What is likely asked for next: bytes [first, last) of a unit, and how its file is read."""
+
+    blocks: Blocks
+    first: int
+    last: int
+    read: Read
 
 
 class _Ahead(NamedTuple):
@@ -205,8 +221,9 @@ class Expander:
     """Reads blocks and decodes those before meanwhile, in threads of its own.
 
     All reads are made by the caller's thread. A step's blocks are shared out among the decoders.
-    While the last step of a part is decoded, the first one of the unit's next part is read: mostly
-    that is asked for next, and else it was read in vain.
+    While the last step of a part is decoded, the first one of what follows is read, of the same
+    unit or of another, so that one part after the other takes the longer of reading and decoding,
+    not both. Where something else is asked for then, it was read in vain.
     """
 
     def __init__(self, dtype: str) -> None:
@@ -227,8 +244,8 @@ class Expander:
         last: int,
         target: memoryview,
         buffer: memoryview,
-        read: Callable[[int, int, memoryview], memoryview],
-        until: int = 0,
+        read: Read,
+        following: Callable[[], Following | None] = lambda: None,
     ) -> None:
         """Bring bytes [first, last) of a unit to ``target``.
 
@@ -241,10 +258,9 @@ class Expander:
         buffer
             Memory of two steps.
         read
-            ``(place, size, memory)``: read bytes of the unit's file into aligned memory; returns
-            those asked for.
-        until
-            End of what may be read ahead.
+            Reads the unit's file.
+        following
+            Asked once all of this is read: what may be read ahead.
 
         Raises
         ------
@@ -257,7 +273,7 @@ class Expander:
         ahead, self._ahead = self._ahead, None
         half = 0
 
-        def fetch(step: range) -> memoryview:
+        def fetch(blocks: Blocks, step: range, read: Read) -> memoryview:
             _settle(decoding[half])
             begin = blocks.places[step.start]
             return read(begin, blocks.places[step.stop] - begin, halves[half])
@@ -267,16 +283,18 @@ class Expander:
                 if ahead is not None and (ahead.blocks, ahead.step) == (blocks, step):
                     half, stored = ahead.half, ahead.stored
                 else:
-                    stored = fetch(step)
+                    stored = fetch(blocks, step, read)
                 ahead = None
                 decoding[half] = [
                     self._threads.submit(self._decode, blocks, step, number, stored, first, target)
                     for number in range(min(DECODERS, len(step)))
                 ]
                 half = 1 - half
-            if last < until:
-                step = next(blocks.steps(last, min(2 * last - first, until)))
-                self._ahead = _Ahead(blocks, step, half, fetch(step))
+            then = following()
+            if then is not None:
+                step = next(then.blocks.steps(then.first, then.last))
+                stored = fetch(then.blocks, step, then.read)
+                self._ahead = _Ahead(then.blocks, step, half, stored)
         finally:
             # nothing writes to a slot that is given back
             wait([*decoding[0], *decoding[1]])

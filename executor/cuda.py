@@ -18,12 +18,12 @@ import torch
 
 from executor.arena import Arena
 from executor.cuda_events import CudaRecorder, timed_event
-from executor.direct import Piece, UnitReader
+from executor.direct import Part, Piece, UnitReader
 from executor.ledger import Ledger
 from executor.memory import Lane, Link, Memory, Region
 from executor.recorder import KEPT_PASSES, Recorder
-from executor.schedule import Chunk, Named, Routed, Schedule
-from executor.transfers import Transfers
+from executor.schedule import Named, Routed, Schedule
+from executor.transfers import Copy, Transfers
 from executor.units import Unit
 from planner.memory import ALIGNMENT_BYTES, aligned
 from solvers.errors import BudgetError
@@ -188,6 +188,7 @@ class _CudaMemory:
         start: int,
         size_bytes: int,
         lane: Lane | None,
+        following: Callable[[], Part | None] | None = None,
     ) -> None:
         held = self._backend.held(pieces)
         if held is None:
@@ -207,7 +208,8 @@ class _CudaMemory:
                 if held is None:
                     source = self._buffers[turn]
                     shifted = tuple(_shifted(piece, first) for piece in pieces)
-                    reader.read(shifted, _bytes_of(source), 0, part)
+                    then = following if first + part == size_bytes else None
+                    reader.read(shifted, _bytes_of(source), 0, part, then)
                     source = source[:part]
                 else:
                     source = held[start + first : start + first + part]
@@ -231,9 +233,7 @@ class _CudaMemory:
     def recorder(self, kept_passes: int = KEPT_PASSES) -> Recorder:
         return CudaRecorder(kept_passes, self._backend.link)
 
-    def transfers(
-        self, schedule: Schedule, copy: Callable[[Chunk], None], recorder: Recorder
-    ) -> Transfers:
+    def transfers(self, schedule: Schedule, copy: Copy, recorder: Recorder) -> Transfers:
         self._recorder = recorder if isinstance(recorder, CudaRecorder) else None
         return _CudaTransfers(schedule, copy, recorder, self)
 
@@ -264,7 +264,7 @@ class _CudaTransfers(Transfers):
     def __init__(
         self,
         schedule: Schedule,
-        copy: Callable[[Chunk], None],
+        copy: Copy,
         recorder: Recorder,
         memory: _CudaMemory,
     ) -> None:

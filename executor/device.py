@@ -11,7 +11,7 @@ import torch
 from executor.adapters import Adapter, ExpertWeights, make_adapter
 from executor.adapters.encoder_decoder import EncoderDecoderAdapter
 from executor.caps import check_cap
-from executor.direct import Pacer, Piece, ReadBuffer
+from executor.direct import Pacer, Part, Piece, ReadBuffer
 from executor.embedding import Embedding
 from executor.encoder_decoder import EncoderDecoderOperations, EncoderDecoderState
 from executor.layout import Place
@@ -24,6 +24,7 @@ from executor.source import WeightSource
 from executor.spill import Spill
 from executor.state import GroupState
 from executor.tokenizer import start_tokens
+from executor.transfers import Following
 from executor.units import Unit, Units, head_tile_span, model_units
 from planner.documents import (
     OWN,
@@ -250,8 +251,8 @@ class Device:
 
     # --- copies -------------------------------------------------------------------------------
 
-    def copy(self, chunk: Chunk) -> None:
-        """Read one chunk into its slot."""
+    def copy(self, chunk: Chunk, following: Following = lambda: None) -> None:
+        """Read one chunk into its slot, and meanwhile perhaps the beginning of what follows."""
         unit, start, stop = chunk.unit, chunk.offset_bytes, chunk.offset_bytes + chunk.size_bytes
         size = self.units.sizes[unit]
         if self.spill is not None and unit.kind == "dense":
@@ -264,9 +265,16 @@ class Device:
         lane = Lane(unit.kind == "dense", chunk.slot)
         if start < size:
             part = min(stop, size) - start
-            self.memory.fetch(self.reader, self._pieces(unit), region, start, part, lane)
+            then = partial(self._part, following)
+            self.memory.fetch(self.reader, self._pieces(unit), region, start, part, lane, then)
         if chunk.last:
             self._check(unit, region)
+
+    def _part(self, following: Following) -> Part | None:
+        chunk = following()
+        if chunk is None:
+            return None
+        return Part(self._pieces(chunk.unit), chunk.offset_bytes, chunk.size_bytes)
 
     def _check(self, unit: Unit, region: Region) -> None:
         """Hold a whole unit against its checksum, where that was asked for."""

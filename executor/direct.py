@@ -15,9 +15,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from executor.blocks import Blocks, DecodingError, Expander
+from executor.blocks import Blocks, DecodingError, Expander, Following
 from planner.memory import ALIGNMENT_BYTES
 from solvers.errors import CheckpointError, RunError
 
@@ -25,6 +27,7 @@ __all__ = [
     "STALL_SECONDS",
     "DirectFile",
     "Pacer",
+    "Part",
     "Piece",
     "ReadBuffer",
     "ReadInto",
@@ -160,6 +163,14 @@ class Piece:
     skip_bytes: int = 0
 
 
+class Part(NamedTuple):
+    """``size_bytes`` of a unit from ``offset_bytes`` on, and where they lie in the files."""
+
+    pieces: tuple[Piece, ...]
+    offset_bytes: int
+    size_bytes: int
+
+
 class UnitReader:
     """Reads parts of units, each made of pieces of files.
 
@@ -181,18 +192,27 @@ class UnitReader:
         self.bytes_read = 0
 
     def read(
-        self, pieces: tuple[Piece, ...], target: memoryview, offset: int, size_bytes: int
+        self,
+        pieces: tuple[Piece, ...],
+        target: memoryview,
+        offset: int,
+        size_bytes: int,
+        following: Callable[[], Part | None] | None = None,
     ) -> None:
         """Read bytes [offset, offset + size) of a unit into the same place of ``target``.
 
         ``target`` starts at a page boundary and is as long as the unit rounded up to a block.
+        ``following`` is asked once these bytes are read: what will be read next, of which some is
+        read while these are decoded. It need not come so. If not given, the unit's next part is.
         """
         end = offset + size_bytes
+        if following is None:
+            following = partial(Part, pieces, end, size_bytes)
         for piece in pieces:
             first = max(offset, piece.unit_offset_bytes)
             last = min(end, piece.unit_offset_bytes + piece.size_bytes)
             if first < last and piece.blocks is not None:
-                self._expand(piece, piece.blocks, target[first:last], first)
+                self._expand(piece, piece.blocks, target[first:last], first, following)
             elif first < last:
                 at = piece.offset_bytes + first - piece.unit_offset_bytes
                 self._read_span(self._files[piece.file], at, target, first, last - first)
@@ -207,24 +227,50 @@ class UnitReader:
         self._account(started, whole)
         return memory[skip : skip + piece.size_bytes]
 
-    def _expand(self, piece: Piece, blocks: Blocks, target: memoryview, first: int) -> None:
+    def _expand(
+        self,
+        piece: Piece,
+        blocks: Blocks,
+        target: memoryview,
+        first: int,
+        following: Callable[[], Part | None],
+    ) -> None:
         if self._expander is None:
             self._expander = Expander(blocks.dtype)
         start = piece.skip_bytes + first - piece.unit_offset_bytes
-        until = piece.skip_bytes + piece.size_bytes
+        read = partial(self._blocks_at, piece)
 
-        def read(place: int, size: int, memory: memoryview) -> memoryview:
-            return self.blocks(Piece(piece.file, piece.offset_bytes + place, 0, size), memory)
+        def then() -> Following | None:
+            part = following()
+            return None if part is None else self._following(part)
 
         try:
             self._expander.expand(
-                blocks, start, start + len(target), target, self._buffer.memory, read, until
+                blocks, start, start + len(target), target, self._buffer.memory, read, then
             )
         except DecodingError as error:
             raise CheckpointError(
                 f"{self._files[piece.file].path}: compressed weights at {piece.offset_bytes} "
                 f"cannot be decoded ({error}); pack the checkpoint again into a new folder"
             ) from error
+
+    def _blocks_at(self, piece: Piece, place: int, size: int, memory: memoryview) -> memoryview:
+        return self.blocks(Piece(piece.file, piece.offset_bytes + place, 0, size), memory)
+
+    def _following(self, part: Part) -> Following | None:
+        """A part's first blocks; None where it does not begin with any."""
+        end = part.offset_bytes + part.size_bytes
+        for piece in part.pieces:
+            first = max(part.offset_bytes, piece.unit_offset_bytes)
+            last = min(end, piece.unit_offset_bytes + piece.size_bytes)
+            if first >= last:
+                continue
+            if piece.blocks is None:
+                return None
+            shift = piece.skip_bytes - piece.unit_offset_bytes
+            read = partial(self._blocks_at, piece)
+            return Following(piece.blocks, first + shift, last + shift, read)
+        return None
 
     def _read_span(
         self, file: DirectFile, at: int, target: memoryview, begin: int, size_bytes: int

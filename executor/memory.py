@@ -9,11 +9,11 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 
 from executor.arena import Arena
-from executor.direct import Piece, UnitReader
+from executor.direct import Part, Piece, UnitReader
 from executor.ledger import Ledger
 from executor.recorder import KEPT_PASSES, Recorder
-from executor.schedule import Chunk, Schedule
-from executor.transfers import Transfers
+from executor.schedule import Schedule
+from executor.transfers import Copy, Transfers
 from planner.memory import aligned
 
 __all__ = ["Backend", "CpuBackend", "Lane", "Link", "Memory", "Region", "Regions"]
@@ -78,8 +78,10 @@ class Memory(Protocol):
         start: int,
         size_bytes: int,
         lane: Lane | None,
+        following: Callable[[], Part | None] | None = None,
     ) -> None:
-        """Bring bytes [start, start + size) of a unit into its region (lane: a streaming slot)."""
+        """Bring bytes [start, start + size) of a unit into its region (lane: a streaming slot);
+        ``following`` as in ``UnitReader.read``."""
 
     def view(self, region: Region) -> memoryview:
         """A region's bytes, for checking them; may be a copy."""
@@ -87,9 +89,7 @@ class Memory(Protocol):
     def recorder(self, kept_passes: int = KEPT_PASSES) -> Recorder:
         """A clock for this device's operations."""
 
-    def transfers(
-        self, schedule: Schedule, copy: Callable[[Chunk], None], recorder: Recorder
-    ) -> Transfers:
+    def transfers(self, schedule: Schedule, copy: Copy, recorder: Recorder) -> Transfers:
         """A copy channel into this memory."""
 
 
@@ -140,8 +140,9 @@ class _CpuMemory:
         start: int,
         size_bytes: int,
         lane: Lane | None,
+        following: Callable[[], Part | None] | None = None,
     ) -> None:
-        reader.read(pieces, self.view(region), start, size_bytes)
+        reader.read(pieces, self.view(region), start, size_bytes, following)
 
     def view(self, region: Region) -> memoryview:
         return self.regions.memory(region.offset, aligned(region.size_bytes))
@@ -149,9 +150,7 @@ class _CpuMemory:
     def recorder(self, kept_passes: int = KEPT_PASSES) -> Recorder:
         return Recorder(kept_passes)
 
-    def transfers(
-        self, schedule: Schedule, copy: Callable[[Chunk], None], recorder: Recorder
-    ) -> Transfers:
+    def transfers(self, schedule: Schedule, copy: Copy, recorder: Recorder) -> Transfers:
         return Transfers(schedule, copy, recorder)
 
 

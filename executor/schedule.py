@@ -10,6 +10,8 @@ import time
 from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
 from executor.chunks import Chunk, Load, Named, Routed
@@ -129,6 +131,22 @@ class Schedule:
         elif self._demand and self._demand[0] == load.unit:
             self._demand.popleft()
         return True
+
+    def following(self) -> Chunk | None:
+        """What the channel would copy behind the chunk that is on it, if it chose now: what compute
+        says until then may change that. Nothing is changed by asking."""
+        if self._flying is None:
+            return None
+        # the rules themselves, on copies of what they change
+        guess = copy(self)
+        guess._free, guess._free_dense = self._free[:], self._free_dense[:]
+        guess._demand, guess._instead = self._demand.copy(), self._instead.copy()
+        guess._loads, guess._cached = self._loads.copy(), self._cached.copy()
+        flying = guess._flying = guess._loads[self._flying.unit] = replace(self._flying)
+        if self._chain_load is self._flying:
+            guess._chain_load = flying
+        guess.chunk_copied()
+        return guess.next_chunk()
 
     def _next_demand(self) -> Load | None:
         if not self._demand:

@@ -14,7 +14,13 @@ from executor.schedule import Chunk, Named, Routed, Schedule
 from executor.units import Unit
 from solvers.errors import CancelledError, MoeplanError, RunError
 
-__all__ = ["Transfers"]
+__all__ = ["Copy", "Following", "Transfers"]
+
+Following = Callable[[], Chunk | None]
+"""What will likely be copied behind the chunk that is being copied."""
+
+Copy = Callable[[Chunk, Following], None]
+"""Reads a chunk into its slot."""
 
 _LOOK_SECONDS = 1.0
 """So often who waits for a copy looks whether its reader still lives."""
@@ -46,7 +52,7 @@ class Transfers:
     def __init__(
         self,
         schedule: Schedule,
-        copy: Callable[[Chunk], None],
+        copy: Copy,
         recorder: Recorder,
     ) -> None:
         self._schedule = schedule
@@ -90,7 +96,7 @@ class Transfers:
                 current = chunk
                 self._reading = chunk, time.monotonic()
                 with out_of_memory("copying to the device"):
-                    self._copy(chunk)
+                    self._copy(chunk, self._following)
                 self._reading = None
                 segment[1] = since = time.perf_counter_ns()
                 segment[2] += chunk.size_bytes
@@ -107,6 +113,10 @@ class Transfers:
 
     def _next_chunk(self) -> Chunk | None:
         return None if self._stopping or self._held else self._schedule.next_chunk()
+
+    def _following(self) -> Chunk | None:
+        with self._changed:
+            return None if self._stopping or self._held else self._schedule.following()
 
     def _close_segment(self, chunk: Chunk | None, segment: list[int]) -> None:
         if chunk is None or not segment or not segment[2]:

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from executor.device import Device
 from executor.schedule import Chunk, Routed, Schedule
+from executor.transfers import Following
 from executor.units import Unit
 
 __all__ = ["PlannedExperts", "Served"]
@@ -86,8 +87,8 @@ class PlannedExperts:
         self.wait_ns = self.prefetched_bytes = self._left_bytes = 0
         self._transfers.start()
 
-    def _copy(self, chunk: Chunk) -> None:
-        self._device.copy(chunk)
+    def _copy(self, chunk: Chunk, following: Following) -> None:
+        self._device.copy(chunk, following)
         if chunk.kind == "copy_prefetch":
             self.prefetched_bytes += chunk.size_bytes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from itertools import accumulate
 from typing import Any
 
@@ -12,8 +13,17 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.blocks import Blocks, Decoder, DecodingError, Expander, block_sizes, encode_block
-from planner.memory import ALIGNMENT_BYTES, BLOCK_BYTES, DECODE_STEP_BYTES
+from executor.blocks import (
+    Blocks,
+    Decoder,
+    DecodingError,
+    Expander,
+    Following,
+    block_sizes,
+    encode_block,
+)
+from planner.memory import ALIGNMENT_BYTES, BLOCK_BYTES, DECODE_STEP_BYTES, DECODERS
+from solvers.errors import RunError
 
 DTYPES = ("float32", "bfloat16", "float16")
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -125,6 +135,9 @@ class Stored:
         memory[:count] = self._file[place : place + count]
         return memory[:count]
 
+    def then(self, first: int, last: int) -> Following | None:
+        return Following(self.blocks, first, last, self.read) if first < last else None
+
 
 @settings(max_examples=25, deadline=None)
 @given(st.data())
@@ -152,8 +165,9 @@ def test_expander_brings_any_part(data: st.DataObject) -> None:
     for begin in range(0, size, part):
         stop = min(begin + part, size)
         expander.expand(
-            file.blocks, begin, stop, whole[begin:stop], file.buffer, file.read, until=size
-        )
+            file.blocks, begin, stop, whole[begin:stop], file.buffer, file.read,
+            lambda stop=stop: file.then(stop, min(stop + part, size)),
+        )  # fmt: skip
         if data.draw(st.booleans()):
             expander.expand(file.blocks, first, last, target, file.buffer, file.read)
             assert bytes(target) == unit[first:last]
@@ -165,11 +179,73 @@ def test_what_was_read_ahead_is_not_read_again() -> None:
     unit = weights("bfloat16", size // 2)
     file = Stored(unit, "bfloat16", size)
     expander, target = Expander("bfloat16"), memoryview(bytearray(size))
-    expander.expand(file.blocks, 0, half, target[:half], file.buffer, file.read, size)
-    assert sum(file.reads) > sum(map(len, file.stored[:10]))
-    expander.expand(file.blocks, half, size, target[half:], file.buffer, file.read, size)
+    expander.expand(
+        file.blocks, 0, half, target[:half], file.buffer, file.read, lambda: file.then(half, size)
+    )
+    # the first step of the next part: as many blocks as there are decoders
+    assert sum(file.reads) == sum(map(len, file.stored[: 10 + DECODERS]))
+    expander.expand(file.blocks, half, size, target[half:], file.buffer, file.read)
     assert sum(file.reads) == sum(map(len, file.stored))
     assert bytes(target) == unit
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 7])
+def test_the_next_unit_is_read_while_one_is_decoded(
+    blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last step's decoders wait until the next unit's first step is being read; that is read
+    once. Of one that does not come nothing is left."""
+    size = blocks * BLOCK_BYTES
+    units = [weights("bfloat16", size // 2, seed) for seed in range(3)]
+    files = [Stored(unit, "bfloat16", size) for unit in units]
+    buffer = files[0].buffer
+    begun = threading.Event()
+    decode = Decoder.decode
+
+    def late(self: Decoder, stored: memoryview, *rest: Any) -> None:
+        if bytes(stored) == files[0].stored[-1]:
+            assert begun.wait(60), "nothing was read meanwhile"
+        decode(self, stored, *rest)
+
+    monkeypatch.setattr(Decoder, "decode", late)
+
+    def read(place: int, count: int, memory: memoryview) -> memoryview:
+        begun.set()
+        return files[1].read(place, count, memory)
+
+    expander, targets = Expander("bfloat16"), [memoryview(bytearray(size)) for _ in units]
+    ahead = Following(files[1].blocks, 0, size, read)
+    expander.expand(files[0].blocks, 0, size, targets[0], buffer, files[0].read, lambda: ahead)
+    assert bytes(targets[0]) == units[0]
+    first = files[1].reads[0]
+    assert files[1].reads == [first]
+    assert first == sum(map(len, files[1].stored[: min(DECODERS, blocks)]))
+    expander.expand(
+        files[1].blocks, 0, size, targets[1], buffer, files[1].read, lambda: files[0].then(0, size)
+    )
+    assert sum(files[1].reads) == sum(map(len, files[1].stored))
+    # not the unit that was expected
+    expander.expand(files[2].blocks, 0, size, targets[2], buffer, files[2].read)
+    assert sum(files[2].reads) == sum(map(len, files[2].stored))
+    expander.expand(files[0].blocks, 0, size, targets[0], buffer, files[0].read)
+    assert [bytes(target) for target in targets] == units
+
+
+def test_an_error_ahead_leaves_what_is_decoded_whole() -> None:
+    """A read ahead that fails ends the copy with its own error, when nothing writes any more."""
+    size = 6 * BLOCK_BYTES
+    file = Stored(weights("bfloat16", size // 2), "bfloat16", size)
+    expander, target = Expander("bfloat16"), memoryview(bytearray(size))
+
+    def broken(place: int, count: int, memory: memoryview) -> memoryview:
+        raise RunError("no disk")
+
+    ahead = Following(file.blocks, 0, size, broken)
+    with pytest.raises(RunError, match="no disk"):
+        expander.expand(file.blocks, 0, size, target, file.buffer, file.read, lambda: ahead)
+    whole = bytes(target)
+    expander.expand(file.blocks, 0, size, target, file.buffer, file.read)
+    assert bytes(target) == whole
 
 
 @pytest.mark.parametrize("first", [0, 20])

@@ -14,7 +14,12 @@ import torch
 
 from executor import Engine, open_weights, pack, verify_store
 from executor.blocks import FORMAT
+from executor.chunks import Chunk
+from executor.device import Device
+from executor.direct import preadv
+from executor.schedule import Schedule
 from executor.store import StoreIndex
+from executor.transfers import Following
 from executor.units import Unit
 from planner.documents import LayerPolicy, ModelSpec, Policy, Workload, load_document
 from planner.memory import BLOCK_BYTES, account_device, smallest_policy
@@ -337,3 +342,45 @@ def test_read_units_equal(between: bool, bulk: tuple[Path, Path, Path]) -> None:
                     reader.read(source.embedding_rows(3, 1500), rows, 0, 1497 * 256)
             got.append(bytes(memory[:size]))
     assert got[0] == got[1]
+
+
+def test_a_copy_is_read_from_while_the_one_before_is_decoded(bulk: tuple[Path, Path, Path]) -> None:
+    """On the channel, of one expert after the other: the next one's first bytes are read before the
+    one before it counts as copied; no byte is read twice, and all arrive as they were."""
+    checkpoint, _, exact = bulk
+    chain = tuple(Unit(1, "expert", item) for item in (5, 0, 6, 3))
+    log: list[int | Chunk] = []
+
+    def read_into(descriptor: int, target: memoryview, offset: int) -> int:
+        log.append(offset)
+        return preadv(descriptor, target, offset)
+
+    with open_weights(checkpoint, exact, read_into=read_into) as source:
+        policy = replace(policies(source.model)["whole"], slots=len(chain) + 1, chunk_bytes=1 << 20)
+        workload = Workload(5, 9, NEW_TOKENS)
+        account = account_device(source.model, policy, workload, source.model.dtype_bytes, 0)
+        with torch.inference_mode():
+            device = Device(source, policy, workload, account.peak_bytes, verify=True)
+        places = [source.pieces(unit)[0].offset_bytes for unit in chain]
+        log.clear()
+
+        def copy(chunk: Chunk, following: Following) -> None:
+            device.copy(chunk, following)
+            log.append(chunk)
+
+        stages = (chain, *((),) * len(source.model.layers))
+        schedule = Schedule(policy, replace(device.units, chain=stages), 1)
+        transfers = device.memory.transfers(schedule, copy, device.memory.recorder())
+        transfers.start()
+        transfers.wait(chain[-1])
+        transfers.close()
+    reads = [one for one in log if isinstance(one, int)]
+    assert len(set(reads)) == len(reads)
+    ends = [log.index(one) for one in log if isinstance(one, Chunk) and one.last]
+    begins = [log.index(place) for place in places]
+    assert len(ends) == len(chain)
+    for begin, end in zip(begins[1:], ends, strict=False):
+        assert begin < end
+    # nothing is read ahead of what nothing follows
+    assert begins[0] == 0
+    assert ends[-1] == len(log) - 1

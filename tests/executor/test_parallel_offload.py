@@ -18,7 +18,7 @@ from executor.parallel.rank import RankOptions, rank_account, rank_policy
 from executor.parallel.serving import PlannedExperts
 from executor.recorder import Recorder
 from executor.schedule import Chunk
-from executor.transfers import Transfers
+from executor.transfers import Following, Transfers
 from executor.units import Unit, Units
 from planner.documents import LayerPolicy, Policy
 from planner.memory import aligned, read_buffer_bytes
@@ -39,7 +39,7 @@ class Channel:
         self._let = threading.Semaphore(0)
         self._began = threading.Semaphore(0)
 
-    def copy(self, chunk: Chunk) -> None:
+    def copy(self, chunk: Chunk, following: Following) -> None:
         self._began.release()
         assert self._let.acquire(timeout=60)
         self.copied.append(chunk.unit)
@@ -146,7 +146,7 @@ def test_what_is_copied_for_a_pass_that_never_comes_is_wasted() -> None:
 
 def test_a_copy_that_fails_ends_the_run() -> None:
     class Gone(Channel):
-        def copy(self, chunk: Chunk) -> None:
+        def copy(self, chunk: Chunk, following: Following) -> None:
             raise OSError("the disk is gone")
 
     layers = (LayerPolicy(True, (), (2,)),)

@@ -58,11 +58,16 @@ def units_of(prefetch: tuple[int, ...], resident: tuple[int, ...] = ()) -> Units
 
 
 def copy_all(schedule: Schedule) -> list[Chunk]:
-    """Let the channel go on until nothing may start."""
+    """Let the channel go on until nothing may start; what it would copy next is known before."""
     chunks = []
-    while (chunk := schedule.next_chunk()) is not None:
+    chunk = schedule.next_chunk()
+    while chunk is not None:
         chunks.append(chunk)
+        guess = schedule.following()
         schedule.chunk_copied()
+        chunk = schedule.next_chunk()
+        assert chunk == guess
+    assert schedule.following() is None
     return chunks
 
 
@@ -100,6 +105,23 @@ def test_demand_overtakes_at_a_chunk_and_goes_first() -> None:
     kinds = names(copy_all(schedule))
     assert kinds[:2] == [("copy_demand", 0, 1), ("copy_demand", 0, 4)]
     schedule.check_integrity()
+
+
+def test_what_follows_is_what_compute_has_said_by_then() -> None:
+    schedule = Schedule(POLICY, units_of((0, 1)), 2)
+    while (chunk := schedule.next_chunk()) is not None and chunk.unit != expert(0, 0):
+        schedule.chunk_copied()
+    # the chain goes on with the rest of what is on the channel
+    rest = schedule.following()
+    assert rest is not None
+    assert (rest.unit, rest.offset_bytes, rest.kind) == (expert(0, 0), CHUNK, "copy_prefetch")
+    # it is not wanted, and 4 is: that comes, in the slot that is free
+    schedule.route([expert(0, 4)])
+    then = schedule.following()
+    assert then is not None
+    assert (then.unit, then.offset_bytes, then.kind) == (expert(0, 4), 0, "copy_demand")
+    schedule.chunk_copied()
+    assert schedule.next_chunk() == then
 
 
 def test_dropped_prefetches() -> None:
