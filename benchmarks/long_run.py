@@ -43,7 +43,7 @@ from benchmarks.record import Record, machine_words
 from benchmarks.writing import write_result
 from executor.caps import PROCESS_BYTES
 from planner.documents import Plan, Workload, load_document, write_document
-from planner.documents.base import write_atomic
+from planner.documents.writing import write_atomic
 from planner.profiles import load_profile
 from planner.solve import make_plan
 from solvers.errors import CancelledError, MoeplanError, RunError

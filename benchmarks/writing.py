@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.documents.base import write_atomic
+from planner.documents.writing import write_atomic
 
 __all__ = ["write_result"]
 

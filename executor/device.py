@@ -178,7 +178,9 @@ class Device:
         if policy.kv is not None:
             folder = source.store or source.checkpoint.folder
             self.spill = Spill(folder, *sizes, self.pacer, source.read_into)
-        self.units: Units = model_units(model, policy, self._sizes())
+        self.units: Units = model_units(model, policy, *self._sizes())
+        # by slot: whether the dense part there came without keys and values
+        self._bare: dict[int, bool] = {}
         self._load_residents(progress)
         streamed = sorted(self.units.sizes.keys() - self.units.resident)
         self.memory.prepare(self.reader, [self._pieces(unit) for unit in streamed])
@@ -193,15 +195,17 @@ class Device:
             self.state = GroupState(self._arena, *sizes)
             self.operations = Operations(self.adapter, self.state, self.embedding, policy)
 
-    def _sizes(self) -> dict[Unit, int]:
+    def _sizes(self) -> tuple[dict[Unit, int], dict[Unit, int]]:
+        """Bytes of all units; of dense parts alone, where keys and values lie below."""
         model, policy = self.source.model, self.policy
-        sizes = dict(model_units(model, policy).sizes)
+        sizes, short = dict(model_units(model, policy).sizes), {}
         for unit in sizes:
             if unit.kind != "head":
                 sizes[unit] = self.source.size_bytes(unit, self._form(unit))
             if self.spill is not None and unit.kind == "dense" and unit.stage in self.spill:
+                short[unit] = sizes[unit]
                 sizes[unit] = aligned(sizes[unit]) + self.spill.layer_bytes
-        return sizes
+        return sizes, short
 
     def _load_residents(self, progress: Callable[[int, int], None] | None) -> None:
         resident = sorted(self.units.resident)
@@ -268,6 +272,8 @@ class Device:
             then = partial(self._part, following)
             self.memory.fetch(self.reader, self._pieces(unit), region, start, part, lane, then)
         if chunk.last:
+            if unit.kind == "dense":
+                self._bare[chunk.slot] = stop <= size
             self._check(unit, region)
 
     def _part(self, following: Following) -> Part | None:
@@ -301,6 +307,9 @@ class Device:
             at = self._kept_at(unit, slot)
             count = self.spill.layer_bytes // self.dtype.itemsize
             kept = self._arena.tensor(at, (count,), self.dtype)
+            if self._bare.get(slot, False):
+                # what lay there before: weights are no numbers that a masked column may hold
+                kept.zero_()
             self.state.bind(unit.stage, *self.spill.views(kept))
 
     def _kept_at(self, unit: Unit, slot: int) -> int:

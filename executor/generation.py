@@ -93,6 +93,8 @@ class Generation:
         if recorded is not None:
             needs = needs_of(recorded, device.source.model, device.policy)
         self._schedule = Schedule(device.policy, device.units, passes, needs=needs)
+        # nothing has been written below yet
+        self._schedule.all_begin(0)
         self._transfers = device.memory.transfers(self._schedule, device.copy, self.recorder)
         self._runtime = Runtime(
             device,
@@ -158,6 +160,8 @@ class Generation:
         begin = time.perf_counter_ns()
         device.operations.begin(group.counts, group.past, self._longest)
         number = len(self._pass_ns)
+        if self._all_end():
+            self._transfers.all_begin(number + 1)
         alive, following = self._runtime.run_pass(number, group.tokens)
         group.check_finite(device.operations, alive, number)
         grown = group.grow(alive, following)
@@ -170,6 +174,15 @@ class Generation:
         else:
             self._decode_ns += elapsed
         return grown
+
+    def _all_end(self) -> bool:
+        """Whether all sequences of the next pass have their last token, so that others begin."""
+        pairs = zip(self._group.members, self._group.counts, strict=True)
+        return all(
+            len(self.results[member]) + 1 >= self._limits[member]
+            for member, count in pairs
+            if count
+        )
 
     def _draw(self, sampler: Sampler, alive: list[int], rows: list[torch.Tensor]) -> list[int]:
         members = self._group.members

@@ -15,8 +15,8 @@ from executor.verified import Verified, ensure_verified, remember, verify_units
 from executor.writing import Contents, StoreSummary, Writing, summary_of
 from planner.checkpoint import Checkpoint, read_checkpoint
 from planner.documents import QuantizedExperts
-from planner.documents.base import FULL_DISK, is_full
-from planner.files import exists
+from planner.documents.writing import FULL_DISK, TOO_LARGE, is_full, is_too_large
+from planner.files import exists, led_to
 from planner.memory import BLOCK_BYTES, default_head_tiling
 from solvers.errors import CheckpointError, OptionError, RunError, UnsupportedError
 
@@ -70,7 +70,8 @@ def pack(
         If the disk fails or is full, another ``pack`` is at work on the folder, or the checkpoint
         changes meanwhile.
     OptionError
-        If a store would be both quantized and compressed, or a format is there twice.
+        If a store would be both quantized and compressed, or a format is there twice; if its file
+        would be larger than one may be.
     UnsupportedError
         If groups do not fit the experts, or the model cannot be run.
     """
@@ -112,7 +113,7 @@ def pack(
 
         maker = FormMaker(source, layouts, forms)
     try:
-        store.mkdir(parents=True, exist_ok=True)
+        led_to(store).mkdir(parents=True, exist_ok=True)
         foreign = {path.name for path in store.iterdir()} - {DATA_FILE, JOURNAL_FILE}
     except OSError as error:
         raise CheckpointError(f"{store}: cannot be used as a store: {error.strerror}") from error
@@ -145,6 +146,8 @@ def pack(
     except OSError as error:
         if is_full(error):
             raise RunError(f"{store}: {FULL_DISK}") from error
+        if is_too_large(error):
+            raise OptionError(f"{store}: {TOO_LARGE}") from error
         raise RunError(f"{store}: packing failed: {error.strerror or error}") from error
 
 

@@ -18,8 +18,9 @@ import torch
 from executor.adapters.base import CacheShape
 from executor.direct import DirectFile, Pacer, ReadInto
 from planner.documents import ModelSpec, Policy, Workload
+from planner.documents.writing import is_too_large
 from planner.memory import ALIGNMENT_BYTES, group_sequences, kept_tokens, kv_sequence_bytes
-from solvers.errors import RunError
+from solvers.errors import OptionError, RunError
 
 __all__ = ["Spill", "SpillFile"]
 
@@ -47,6 +48,8 @@ class SpillFile:
     ------
     RunError
         If there is no room for the file, or it cannot be made.
+    OptionError
+        If it would be larger than a file may be.
     """
 
     def __init__(self, folder: Path, size_bytes: int, pacer: Pacer, read_into: ReadInto) -> None:
@@ -60,7 +63,8 @@ class SpillFile:
                 direct = os.O_DIRECT if self._file.direct else 0
                 self._descriptor = os.open(again, os.O_WRONLY | os.O_CLOEXEC | direct)
         except OSError as error:
-            raise RunError(
+            kind = OptionError if is_too_large(error) else RunError
+            raise kind(
                 f"{folder}: {size_bytes:,} bytes of keys and values cannot be kept there: "
                 f"{error.strerror}; plan again with --kv device"
             ) from error

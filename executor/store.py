@@ -234,7 +234,9 @@ def load_index(
         If it was packed from another checkpoint.
     """
     if not is_dir(store):
-        raise CheckpointError(f"{store}: no such store; make one with 'moeplan pack'")
+        raise CheckpointError(
+            f"{store}: no such store: name its folder, or make one with 'moeplan pack'"
+        )
     if not exists(store / INDEX_FILE):
         state = "half-packed" if exists(store / JOURNAL_FILE) else "not a store"
         raise CheckpointError(

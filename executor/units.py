@@ -58,7 +58,12 @@ def head_tile_span(model: ModelSpec, policy: Policy, tile: int) -> tuple[int, in
     return start, min(start + policy.head_tile_rows, model.vocab_size)
 
 
-def model_units(model: ModelSpec, policy: Policy, sizes: Mapping[Unit, int] | None = None) -> Units:
+def model_units(
+    model: ModelSpec,
+    policy: Policy,
+    sizes: Mapping[Unit, int] | None = None,
+    short: Mapping[Unit, int] | None = None,
+) -> Units:
     """Units of ``model`` under ``policy``; ``sizes`` are the model's own bytes if not given."""
     count = len(model.layers)
     own: dict[Unit, int] = {}
@@ -85,7 +90,8 @@ def model_units(model: ModelSpec, policy: Policy, sizes: Mapping[Unit, int] | No
         else:
             tiles.append(unit)
     chain.append(tuple(tiles))
-    return Units(count, own if sizes is None else sizes, frozenset(resident), tuple(chain))
+    sizes = own if sizes is None else sizes
+    return Units(count, sizes, frozenset(resident), tuple(chain), short or {})
 
 
 def check_policy(model: ModelSpec, policy: Policy) -> None:

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from moeplan import commands
     from moeplan.numbers import plain_numbers
     from moeplan.output import Reporter, exit_code
-    from planner.documents.base import FULL_DISK, is_full
+    from planner.documents.writing import FULL_DISK, TOO_LARGE, is_full, is_too_large
     from solvers.errors import MoeplanError
 
     reporter = Reporter("--json" in arguments)
@@ -82,6 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if is_full(error):
             reporter.fail("RunError", f"{os.fsdecode(error.filename)}: {FULL_DISK}")
             return 1
+        if is_too_large(error):
+            reporter.fail("OptionError", f"{os.fsdecode(error.filename)}: {TOO_LARGE}")
+            return 2
         reporter.fail("InputError", f"{os.fsdecode(error.filename)}: {error.strerror or error}")
         return 2
     except (KeyboardInterrupt, typer.Abort):
@@ -93,11 +96,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _no_stdout(error: OSError) -> int:
     """Say on stderr alone why nothing more can be printed."""
-    from planner.documents.base import FULL_DISK, is_full
+    from planner.documents.writing import FULL_DISK, TOO_LARGE, is_full, is_too_large
 
-    why = FULL_DISK if is_full(error) else f"cannot be written: {error.strerror}"
-    print(f"moeplan: stdout: {why}", file=sys.stderr)
-    return 1
+    too_large = is_too_large(error)
+    why = TOO_LARGE if too_large else f"cannot be written: {error.strerror}"
+    print(f"moeplan: stdout: {FULL_DISK if is_full(error) else why}", file=sys.stderr)
+    return 2 if too_large else 1
 
 
 def _extra_of(module: str) -> str | None:

@@ -9,7 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from planner.documents import printable
-from planner.files import exists, is_dir, is_file, loads_once, read_regular
+from planner.files import exists, is_dir, is_file, led_to, loads_once, read_regular
 from solvers.errors import DocumentError, InputError, OptionError
 
 __all__ = [
@@ -226,11 +226,11 @@ def check_output(
     """As ``check_outputs``, for one file."""
     if is_dir(path):
         raise OptionError(f"{option} {path} is a folder; name a file")
-    if exists(path) and not is_file(path):
+    if (exists(path) and not is_file(path)) or _of_a_process(path):
         # a rename would put a file in its place
         raise OptionError(f"{option} {path} is a device or a pipe; name a file")
     check_not_read(path, option, inputs)
-    _check_writable(path, option, path.parent)
+    _check_writable(path, option, led_to(path).parent)
     if exists(path) and not _is_a(path, made):
         raise OptionError(
             f"{option} {path} is there and holds no older {_MADE_WORDS.get(made, made)}; "
@@ -238,6 +238,20 @@ def check_output(
         )
 
 
+def _of_a_process(path: Path) -> bool:
+    """Whether ``path`` leads to what a process has open, as /dev/stdout and /dev/fd/1 do."""
+    for _ in range(_MOST_LINKS):
+        path = led_to(path.parent) / path.name
+        if not path.is_symlink():
+            return False
+        if path.is_relative_to("/proc"):
+            return True
+        path = path.parent / path.readlink()
+    return False
+
+
+_MOST_LINKS = 40
+"""The kernel follows no more."""
 _READ_FOLDERS = {
     "profile.json": "profile",
     "store.json": "store",
@@ -291,7 +305,7 @@ def check_new_folder(path: Path, option: str, inputs: Sequence[Path | None] = ()
     if exists(path) and not is_dir(path):
         raise OptionError(f"{option} {path} is a file; name a folder")
     check_not_read(path, option, inputs)
-    _check_writable(path, option, path if is_dir(path) else path.parent)
+    _check_writable(path, option, path if is_dir(path) else led_to(path).parent)
 
 
 def read_prompts(path: Path) -> list[str] | list[list[int]]:

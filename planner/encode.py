@@ -33,7 +33,7 @@ from planner.documents import (
 )
 from planner.factors import Factors, LeadTimes
 from planner.form_costs import expert_curve, form_places
-from planner.host import host_stays
+from planner.host import host_times
 from planner.kv import Written, write_price, written_layer, written_tokens
 from planner.memory import (
     EXPERT_TILE_ROWS,
@@ -161,11 +161,12 @@ class Encoding:
         model = self.profile.model
         stages = []
         for layer in model.layers:
-            held = dense_slot_bytes(model, layer.index)
-            size, kv_bytes = layer.dense_bytes, self.kv_bytes(layer.index)
+            kv_bytes, short = self.kv_bytes(layer.index), None
+            held = dense_slot_bytes(model, layer.index) + kv_bytes
+            dense = self._unit("dense", layer.dense_bytes, held, factors.copy)
             if kv_bytes:
-                size, held = aligned(size) + kv_bytes, held + kv_bytes
-            dense = self._unit("dense", size, held, factors.copy)
+                short, size = dense, aligned(layer.dense_bytes) + kv_bytes
+                dense = self._unit("dense", size, held, factors.copy)
             held = held_expert_bytes(layer)
             own = self.profile.forms[layer.index] if self.profile.forms else ()
             forms = own or (OWN,) * layer.experts
@@ -173,7 +174,7 @@ class Encoding:
             items = [units[form] for form in forms]
             for item in self.raw[layer.index] if self.raw else ():
                 items[item] = self._unit("raw", layer.expert_bytes, held, factors.raw)
-            stages.append(Stage(dense, tuple(items)))
+            stages.append(Stage(dense, tuple(items), short_start=short))
         rows, tiles = self.tiling
         row_bytes = model.hidden_size * self.dtype_bytes
         held = head_tile_bytes(model, rows, self.dtype_bytes)
@@ -279,23 +280,12 @@ class Encoding:
             mean[:, moe, : counts.shape[2]] = mean_demanded
             mean[:, -1, tiles:] = 0.0
         weight = np.array([one.weight for one in shapes], dtype=np.int64)
+        # where sequences begin, nothing has been written below yet
+        begin = None if self.kv is None else np.array([one.phase == "prefill" for one in shapes])
         wrote = None if self.kv is None else back
-        host = self._host_times(demand)
+        host = host_times(self.profile.hardware, self.profile.costs, demand)
         times = prologue, lead, demand, work, epilogue, weight, mean, run_starts, wrote, host
-        return Scenarios(*times)
-
-    def _host_times(self, demand: npt.NDArray[np.int32]) -> npt.NDArray[np.int64] | None:
-        """Each demanded expert's time where it lies ([passes, stages, items]), as if nothing were
-        copied beside it; None where no host computes."""
-        costs = self.profile.costs
-        if host_stays(self.profile.hardware, costs) is not None or costs.host_expert is None:
-            return None
-        rows = demand.copy()
-        rows[:, -1] = 0
-        different, places = np.unique(rows, return_inverse=True)
-        curve = costs.host_expert
-        times = [curve.tiled(int(count), EXPERT_TILE_ROWS) for count in different]
-        return np.array(times, dtype=np.int64)[places].reshape(rows.shape)
+        return Scenarios(*times, begin)
 
     @cached_property
     def _places(self) -> dict[FormName, npt.NDArray[np.bool_]]:

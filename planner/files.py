@@ -16,7 +16,7 @@ from typing import Any
 
 from solvers.errors import DocumentError, InputError
 
-__all__ = ["exists", "is_dir", "is_file", "loads_once", "object_once", "read_regular"]
+__all__ = ["exists", "is_dir", "is_file", "led_to", "loads_once", "object_once", "read_regular"]
 
 _MOST_DIGITS = 1_000
 """No number has nearly as many; Python's own limit speaks of a setting of Python's."""
@@ -57,6 +57,11 @@ def is_dir(path: Path) -> bool:
     """Whether ``path`` leads to a folder; raises as ``exists`` does."""
     mode = _mode(path)
     return mode is not None and stat.S_ISDIR(mode)
+
+
+def led_to(path: Path) -> Path:
+    """Where writing to ``path`` writes: behind its links, though nothing may be there yet."""
+    return Path(os.path.realpath(path))
 
 
 def read_regular(

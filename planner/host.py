@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+
 from planner.documents import CostProfile, Hardware, HostCompute
+from planner.memory import EXPERT_TILE_ROWS
 from planner.profiles import Profile
 from solvers.errors import UnsupportedError
 from solvers.registry import HOSTED
 
-__all__ = ["check_hosted", "host_stays", "host_words"]
+__all__ = ["check_hosted", "host_stays", "host_times", "host_words"]
 
 
 def host_stays(hardware: Hardware, costs: CostProfile) -> str | None:
@@ -25,6 +29,20 @@ def host_stays(hardware: Hardware, costs: CostProfile) -> str | None:
             "beside the GPU (--hardware GPU+CPU)"
         )
     return None
+
+
+def host_times(
+    hardware: Hardware, costs: CostProfile, demand: npt.NDArray[np.int32]
+) -> npt.NDArray[np.int64] | None:
+    """Times of demanded experts where they lie ([passes, stages, items]), as if nothing were copied
+    beside it; None where no host computes. The last stage is the head, which has no experts."""
+    if host_stays(hardware, costs) is not None or costs.host_expert is None:
+        return None
+    rows = demand.copy()
+    rows[:, -1] = 0
+    different, places = np.unique(rows, return_inverse=True)
+    times = [costs.host_expert.tiled(int(count), EXPERT_TILE_ROWS) for count in different]
+    return np.array(times, dtype=np.int64)[places].reshape(rows.shape)
 
 
 def check_hosted(solver: str, profile: Profile) -> None:

@@ -30,7 +30,7 @@ from planner.documents import (
 )
 from planner.drawn_routing import DrawnRouting
 from planner.encode import DTYPE_BYTES
-from planner.files import exists, is_dir
+from planner.files import exists, is_dir, led_to
 from planner.groups import CHUNK_BYTES
 from planner.memory import ALIGNMENT_BYTES
 from planner.profiles import Profile
@@ -345,10 +345,11 @@ def write_profile(profile: Profile, folder: Path) -> Profile:
     DocumentError
         If the folder is there already and not empty, or cannot be written.
     """
+    place = led_to(folder)
     with writing(folder):
         if exists(folder) and any(folder.iterdir()):
             raise DocumentError(f"{folder}: is not empty; name a new folder for the profile")
-        staged = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
+        staged = place.with_name(f".{place.name}.{secrets.token_hex(4)}.tmp")
         staged.mkdir()
         try:
             write_document(profile.hardware, staged / "hardware.json")
@@ -364,7 +365,7 @@ def write_profile(profile: Profile, folder: Path) -> Profile:
                 source=trace.source,
             )
             write_document(profile.index, staged / "profile.json")
-            staged.replace(folder)
+            staged.replace(place)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
     return replace(profile, folder=folder)

@@ -59,8 +59,13 @@ def load_profile(folder: Path) -> Profile:
         If a document was changed after the profile was made.
     """
     if not is_dir(folder):
-        what = "is no folder of a profile" if exists(folder) else "no such folder"
-        raise DocumentError(f"{folder}: {what}; make one with 'moeplan profile'")
+        if exists(folder):
+            raise DocumentError(
+                f"{folder}: is no folder of a profile; make one with 'moeplan profile'"
+            )
+        raise DocumentError(
+            f"{folder}: no such folder: name the profile's, or make one with 'moeplan profile'"
+        )
     if exists(folder / UNFINISHED) and not exists(folder / "profile.json"):
         raise DocumentError(
             f"{folder}: half a profile: the command that wrote it was stopped, or is still at "

@@ -19,7 +19,7 @@ from planner.documents import (
     write_document,
     writing,
 )
-from planner.files import exists, is_dir
+from planner.files import exists, is_dir, led_to
 from planner.profiles import UNFINISHED, Profile
 from planner.routing import TraceArrays, write_trace
 from profiler.refine import Refined
@@ -155,7 +155,8 @@ def _staged(out: Path) -> Iterator[Path]:
     last, so that a command killed in between leaves a folder that is refused, never old files among
     new ones. Two commands take turns, and what a killed one left is cleared by the next.
     """
-    with writing(out, OptionError):
+    place, out = out, led_to(out)
+    with writing(place, OptionError):
         fresh = not exists(out)
         out.mkdir(parents=True, exist_ok=True)
         lock = os.open(out, os.O_RDONLY | os.O_DIRECTORY)

@@ -34,7 +34,8 @@ from executor.synth.routing import (
 from executor.synth.weights import Filler, Walk
 from planner.architectures import Architecture, LayerShape, Weight, describe
 from planner.checkpoint import load_config
-from planner.files import exists, is_dir, is_file
+from planner.documents import writing
+from planner.files import exists, is_dir, is_file, led_to
 from solvers.errors import OptionError, UnsupportedError
 
 __all__ = ["FAMILIES", "SyntheticSummary", "write_synthetic"]
@@ -142,6 +143,8 @@ def write_synthetic(
     OptionError
         If an option is out of range, ``out`` is something else than a synthetic checkpoint, or it
         cannot be written.
+    RunError
+        If the disk is full.
     CheckpointError, UnsupportedError
         If the configuration cannot be read, or its family cannot be synthesized.
     """
@@ -169,21 +172,21 @@ def write_synthetic(
         "routing": target.source,
         "persistence": round(expected, 4),
     }
-    temporary = _temporary(out)
+    place = led_to(out)
+    temporary = _temporary(place)
     try:
-        size, files = _write(
-            temporary,
-            architecture,
-            body,
-            dtype,
-            seed,
-            rho,
-            dict(zip(moe, routers, strict=True)),
-            progress,
-        )
-        _move(temporary, out)
-    except OSError as error:
-        raise OptionError(f"{out}: cannot be written: {error.strerror or error}") from error
+        with writing(out, OptionError):
+            size, files = _write(
+                temporary,
+                architecture,
+                body,
+                dtype,
+                seed,
+                rho,
+                dict(zip(moe, routers, strict=True)),
+                progress,
+            )
+            _move(temporary, place)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return SyntheticSummary(
@@ -332,7 +335,7 @@ def _stored(layer: LayerShape) -> Iterator[tuple[Weight, str, tuple[int, ...]]]:
 
 def _check_place(out: Path) -> None:
     """``out`` is free, empty, or an older synthetic checkpoint."""
-    if not is_dir(out.parent):
+    if not is_dir(led_to(out).parent):
         raise OptionError(f"{out}: the folder above it does not exist")
     if not exists(out):
         return
@@ -356,10 +359,8 @@ def _temporary(out: Path) -> Path:
             shutil.rmtree(left, ignore_errors=True)
     folder = out.with_name(f"{prefix}{os.getpid()}")
     shutil.rmtree(folder, ignore_errors=True)
-    try:
+    with writing(out, OptionError):
         folder.mkdir()
-    except OSError as error:
-        raise OptionError(f"{out}: cannot be written: {error.strerror or error}") from error
     return folder
 
 

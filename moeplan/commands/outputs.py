@@ -15,8 +15,15 @@ from solvers.errors import MoeplanError
 __all__ = ["give_outputs"]
 
 
-def give_outputs(reporter: Reporter, lines: list[dict[str, Any]], out: Path | None) -> None:
+def give_outputs(
+    reporter: Reporter,
+    lines: list[dict[str, Any]],
+    out: Path | None,
+    trace: Path | None = None,
+) -> None:
     """Write prompts and what was generated to a file, or else show them.
+
+    An older ``trace`` of an older ``out`` goes: it is not of these outputs.
 
     Raises
     ------
@@ -29,7 +36,7 @@ def give_outputs(reporter: Reporter, lines: list[dict[str, Any]], out: Path | No
         return
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     try:
-        write_atomic(out, text.encode())
+        write_atomic(out, text.encode(), stale=trace)
     except MoeplanError:
         if reporter.as_json:
             reporter.note("\n".join(json.dumps(line) for line in lines))

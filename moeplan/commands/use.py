@@ -183,12 +183,12 @@ def run(
                     asked, max_new_tokens, progress, sampling=sampling, stop=stops
                 )
         except (MoeplanError, KeyboardInterrupt):
-            _keep_finished(reporter, engine.outputs, out)
+            _keep_finished(reporter, engine.outputs, out, trace)
             raise
         made = engine.trace()
     lines = _lines(outputs)
     try:
-        give_outputs(reporter, lines, out)
+        give_outputs(reporter, lines, out, trace)
     finally:
         # what can be kept is, whatever else cannot
         if trace is not None:
@@ -233,13 +233,15 @@ def _lines(outputs: Sequence[Output]) -> list[dict[str, Any]]:
     ]
 
 
-def _keep_finished(reporter: Reporter, outputs: Sequence[Output], out: Path | None) -> None:
+def _keep_finished(
+    reporter: Reporter, outputs: Sequence[Output], out: Path | None, trace: Path | None = None
+) -> None:
     """What had ended when a run was stopped is not lost."""
     finished = [output for output in outputs if output.finished]
     if not finished:
         return
     try:
-        give_outputs(reporter, _lines(finished), out)
+        give_outputs(reporter, _lines(finished), out, trace)
     except MoeplanError as error:
         # what ended the run is what is told in the end
         reporter.note(f"moeplan: {one_line(str(error))}")

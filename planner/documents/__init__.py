@@ -2,7 +2,8 @@
 
 ``Hardware`` and ``CostProfile`` say how fast a machine is, ``ModelSpec`` how large a model is,
 ``RoutingTrace`` and ``RoutingStats`` which experts tokens choose, ``Workload`` what is asked,
-``Plan`` what is decided, ``Trace`` what happened. ``base`` has hashing and atomic writing.
+``Plan`` what is decided, ``Trace`` what happened. ``base`` has hashing, ``writing``
+atomic writing.
 """
 
 from planner.documents.base import (
@@ -16,9 +17,7 @@ from planner.documents.base import (
     parse_document,
     printable,
     to_json,
-    write_atomic,
     write_document,
-    writing,
 )
 from planner.documents.costs import (
     Channel,
@@ -67,6 +66,7 @@ from planner.documents.plan import (
 )
 from planner.documents.routing import RoutingStats, RoutingTrace
 from planner.documents.timeline import Event, ServedAs, Timeline, Trace, TraceTotals
+from planner.documents.writing import write_atomic, writing
 
 DOCUMENTS: dict[str, type[Document]] = {
     cls.kind: cls

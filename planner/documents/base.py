@@ -1,4 +1,4 @@
-"""What all documents share: validation at the edge, hashes, atomic writing.
+"""What all documents share: validation at the edge and hashes.
 
 A document is a frozen dataclass whose class attributes ``kind`` and ``version`` go into the file
 as its first two keys. pydantic validates on reading; inside the program the values are plain.
@@ -6,14 +6,10 @@ as its first two keys. pydantic validates on reading; inside the program the val
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import errno
 import hashlib
 import json
-import os
 import re
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -27,11 +23,11 @@ from pydantic import (
     WrapSerializer,
 )
 
+from planner.documents.writing import write_atomic
 from planner.files import object_once, read_regular
-from solvers.errors import DocumentError, InputError, RunError
+from solvers.errors import DocumentError
 
 __all__ = [
-    "FULL_DISK",
     "SEAL",
     "STRICT",
     "Added",
@@ -51,18 +47,13 @@ __all__ = [
     "canonical_json",
     "document_hash",
     "dump_document",
-    "is_full",
     "load_document",
     "load_with_seal",
     "parse_document",
     "printable",
     "to_json",
-    "write_atomic",
     "write_document",
-    "writing",
 ]
-
-FULL_DISK = "the disk is full: make room there, or name another place"
 
 Name = Annotated[str, Field(max_length=255)]
 """What a list shows; as long as a file's name may be."""
@@ -298,83 +289,3 @@ def dump_document(document: Document) -> str:
 def write_document(document: Document, path: Path) -> None:
     """Write ``document`` to ``path`` atomically (temporary file, fsync, rename)."""
     write_atomic(path, dump_document(document).encode())
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path`` so that a reader sees the old file or the new one, never half.
-
-    Where the file system can do it, the data has no name until it is complete, so that a killed
-    process leaves nothing behind.
-
-    Raises
-    ------
-    DocumentError
-        If the folder is missing or cannot be written to.
-    RunError
-        If the disk is full.
-    """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    with writing(path):
-        try:
-            _write_whole(path, temporary, data)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-
-
-def _write_whole(path: Path, temporary: Path, data: bytes) -> None:
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        nameless = _open_nameless(path.parent)
-        with open(temporary, "xb") if nameless is None else open(nameless, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            if nameless is not None:
-                # with a folder given, Python asks the kernel to follow the link
-                os.link(f"/proc/self/fd/{nameless}", temporary, src_dir_fd=folder)
-        os.replace(temporary, path)
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-@contextlib.contextmanager
-def writing(place: Path, error: type[InputError] = DocumentError) -> Iterator[None]:
-    """What goes wrong while ``place`` is written, as one line about it.
-
-    Raises
-    ------
-    RunError
-        If its disk is full, or what a user may have of it: no fault of what was asked.
-    InputError
-        Of the class ``error``, if it cannot be written to.
-    """
-    try:
-        yield
-    except (OSError, RunError) as found:
-        # of a file on the way there, under a name that nobody knows
-        cause = found.__cause__ if isinstance(found, RunError) else found
-        if isinstance(cause, OSError) and is_full(cause):
-            raise RunError(f"{place}: {FULL_DISK}") from cause
-        if isinstance(found, RunError):
-            raise
-        raise error(f"{place}: cannot be written: {found.strerror or found}") from found
-
-
-def is_full(error: OSError) -> bool:
-    """Whether there is no room on a disk, or none that a user may have."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-def _open_nameless(folder: Path) -> int | None:
-    """A descriptor of a file without a name in ``folder``; None where that does not exist."""
-    flag = getattr(os, "O_TMPFILE", None)
-    if flag is None or not Path("/proc/self/fd").is_dir():
-        return None
-    try:
-        return os.open(folder, flag | os.O_WRONLY, 0o666)
-    except OSError as error:
-        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
-            return None
-        raise

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from executor.units import Unit, Units
 from executor.virtual import VirtualResult, VirtualStage, run_virtual
 from planner.documents import HostCompute, LayerPolicy, Policy
+from solvers.checker import used_bytes
 from solvers.errors import RunError
 from solvers.outcome import Eviction, HostShare, Schedule, StageChoice
 from solvers.problem import Problem, Scenarios, Stage
@@ -241,6 +242,54 @@ def test_equals_replay(case: Case) -> None:
     ]
     assert [(e.pass_index, e.layer, e.item, e.start_ns, e.end_ns) for e in got.host] == hosted
     assert got.served.get("on_host", 0) == len(hosted)
+
+
+def held_at_most(case: Case, got: VirtualResult) -> int:
+    """The most bytes in residents and slots at once, by the events alone: a start unit has its slot
+    from when its copy begins until the lead ends; an item, where nothing is kept, until its work
+    ends, or until it is found not to be needed and its last chunk has landed."""
+    problem, schedule = case.problem, case.schedule
+    kept = 0
+    for stage, choice in zip(problem.stages, schedule.stages, strict=True):
+        kept += sum(stage.items[item].held_bytes for item in choice.resident)
+        if stage.start is not None and choice.start_resident:
+            kept += stage.start.held_bytes
+    known: dict[tuple[int, int], int] = {}
+    worked: dict[tuple[int, int, int], int] = {}
+    for event in got.compute:
+        if event.kind == "attention":
+            known[event.pass_index, event.layer] = event.end_ns
+        elif event.kind in ("expert", "head"):
+            worked[event.pass_index, event.layer, event.item] = event.end_ns
+    copies: dict[tuple[int, int, int], tuple[int, int]] = {}
+    for event in got.copies:
+        key = event.pass_index, event.layer, event.item
+        copies[key] = copies.get(key, (event.start_ns, 0))[0], event.end_ns
+    changes: list[tuple[int, int]] = []
+    never = got.pass_end_ns[-1] + 1
+    for (index, layer, item), (begin, landed) in copies.items():
+        end = known.get((index, layer), never)
+        if item < 0:
+            start = problem.stages[layer].start
+            assert start is not None
+            size = start.held_bytes
+        elif schedule.eviction == "none":
+            size = problem.slot_bytes
+            end = worked.get((index, layer, item), max(end, landed))
+        else:
+            continue
+        changes += [(begin, size), (end, -size)]
+    most = now = 0
+    for _, size in sorted(changes):  # what ends at a time makes room for what begins then
+        now += size
+        most = max(most, now)
+    return kept + most
+
+
+@settings(max_examples=1_000, deadline=None)
+@given(cases())
+def test_memory_is_never_more_than_the_checker_counts(case: Case) -> None:
+    assert held_at_most(case, run_executor(case)) <= used_bytes(case.problem, case.schedule)
 
 
 def test_by_hand() -> None:

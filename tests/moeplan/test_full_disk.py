@@ -20,6 +20,7 @@ from moeplan import cli
 from moeplan.commands.use import _keep_finished
 from moeplan.output import Reporter
 from planner.documents import Trace, load_document
+from planner.documents.writing import TOO_LARGE
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKPOINT = str(ROOT / "examples" / "pycode-moe")
@@ -121,8 +122,8 @@ def test_what_had_ended_is_shown_where_it_cannot_be_written(
 @pytest.mark.parametrize(
     ("argv", "code", "said"),
     [
-        (("schema", "plan"), 1, "stdout: cannot be written: File too large"),
-        (("--version",), 1, "stdout: cannot be written: File too large"),
+        (("schema", "plan"), 2, f"stdout: {TOO_LARGE}"),
+        (("--version",), 2, f"stdout: {TOO_LARGE}"),
         (("check", "none", "--json"), 2, "none: no such file; a plan document was expected"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else None,
@@ -143,6 +144,36 @@ def test_a_stdout_without_room_is_one_line(
             check=False,
         )
     assert (made.returncode, made.stderr) == (code, f"moeplan: {said}\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "place"),
+    [
+        (("synth", f"{CHECKPOINT}/config.json", "--layers", "1", "--out", "made"), "made"),
+        (("pack", CHECKPOINT, "store"), "store"),
+        ((*PLAN, "--out", "plan.json"), "plan.json"),
+        ((*PLAN, "--profile-out", "made", "--out", "plan.json"), "made"),
+    ],
+    ids=["synth", "pack", "plan", "profile-out"],
+)
+def test_a_file_that_may_not_be_so_large_is_one_line_and_exit_code_2(
+    argv: tuple[Any, ...], place: str, tmp_path: Path
+) -> None:
+    """``ulimit -f``: Python ignores the signal, so that writing fails."""
+    made = subprocess.run(
+        [sys.executable, "-m", "moeplan", *map(str, argv)],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512)),
+        check=False,
+    )
+    assert made.returncode == 2, made.stderr
+    assert made.stderr.splitlines()[-1] == f"moeplan: {place}: {TOO_LARGE}"
+    # a store that was begun goes on with the same command
+    assert [path.name for path in tmp_path.iterdir()] == (["store"] if place == "store" else [])
 
 
 def test_a_full_disk_behind_stdout_is_said(

@@ -134,6 +134,12 @@ def test_run(made: SimpleNamespace, tmp_path: Path) -> None:
     assert not trace.exists()
     works(*argv)
     assert load_document(Trace, trace).totals.new_tokens == 16
+    older = out.read_bytes()
+    assert killed_at("replace", 0, *argv)  # the older outputs are there, alone
+    assert (out.read_bytes(), trace.exists()) == (older, False)
+    works(*argv)
+    assert killed_at("replace", 1, *argv)  # the new outputs are there, without the older trace
+    assert not trace.exists()
 
 
 @pytest.fixture(scope="module")

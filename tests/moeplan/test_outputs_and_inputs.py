@@ -206,6 +206,53 @@ def test_no_output_lies_in_a_profile_a_store_or_a_checkpoint(tmp_path: Path, nam
     check_new_folder(tmp_path / "kept", "--out")
 
 
+def test_outputs_through_links(tmp_path: Path) -> None:
+    """What a link leads to counts; of what a process has open, none can be put in its place."""
+    (tmp_path / "link").symlink_to("kept/plan.json")
+    with pytest.raises(OptionError, match=r"--out .*link: the folder .*kept does not exist"):
+        check_output(tmp_path / "link", "--out", [], "plan")
+    with pytest.raises(OptionError, match=r"--out .*link: the folder .*kept does not exist"):
+        check_new_folder(tmp_path / "link", "--out")
+    (tmp_path / "kept").mkdir()
+    check_output(tmp_path / "link", "--out", [], "plan")
+    check_new_folder(tmp_path / "link", "--out")
+    (tmp_path / "kept" / "plan.json").write_text("thesis")
+    with pytest.raises(OptionError, match="is there and holds no older"):
+        check_output(tmp_path / "link", "--out", [], "plan")
+    (tmp_path / "out").symlink_to("/dev/fd/1")
+    for place in (Path("/dev/stdout"), Path("/dev/fd/1"), tmp_path / "out"):
+        with pytest.raises(OptionError, match="is a device or a pipe"):
+            check_output(place, "--out", [], "plan")
+
+
+@pytest.mark.parametrize("linked", ["folder", "nothing"])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["pack", CHECKPOINT, "OUT"],
+        ["synth", f"{CHECKPOINT}/config.json", "--layers", "1", "--out", "OUT"],
+        [
+            *("plan", "--model", CHECKPOINT, "--hardware", "t4", "--routing", "uniform"),
+            *("--memory", "12MiB", "--solver", "lru", "--requests", "4", "--prompt-tokens", "16"),
+            *("--new-tokens", "4", "--out", "PLAN", "--profile-out", "OUT"),
+        ],
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_folders_through_links(argv: list[str], linked: str, tmp_path: Path) -> None:
+    link, kept = tmp_path / "link", tmp_path / "kept"
+    link.symlink_to("kept")
+    if linked == "folder":
+        kept.mkdir()
+    places = {"OUT": str(link), "PLAN": str(tmp_path / "plan.json")}
+    for _ in range(1 if "plan" in argv else 2):
+        assert cli.main([places.get(word, word) for word in argv]) == 0
+        assert link.is_symlink()
+        assert any(path.suffix == ".json" for path in kept.iterdir())
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left - {"plan.json"} == {"link", "kept"}
+
+
 @pytest.mark.parametrize(
     "argv",
     [
@@ -256,6 +303,7 @@ def test_digits_without_end_are_named_as_such() -> None:
         ["plan", "p", "--memory", "1MiB", "--requests", "٣"],
         ["plan", "p", "--memory", "1MiB", "--then", "bytes", "--tolerance", "1_0%"],
         ["run", "p", "--prompts", "a.txt", "--max-new-tokens", "1_0"],
+        ["run", "p", "--prompts", "a.txt", "--stop-token", "3", "--stop-token", "1_0"],
     ],
     ids=lambda argv: argv[0],
 )
@@ -263,6 +311,30 @@ def test_numbers_are_plain_and_finite(argv: list[str], capsys: pytest.CaptureFix
     assert cli.main(argv) == 2
     assert argv[-2] in (line := capsys.readouterr().err)
     assert len(line.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("plan p --memory 1MiB --requests ten", "--requests 'ten' is no whole number"),
+        ("plan p --memory 1MiB --requests 1.5", "--requests '1.5' is no whole number"),
+        ("plan p --memory 1MiB --requests 1_0", "--requests '1_0' is no whole number"),
+        ("plan p --memory 1MiB --requests 0", "--requests 0 is too small: give 1 or more"),
+        ("plan p --memory 1MiB --seed -1", "--seed -1 is too small: give 0 or more"),
+        ("plan p --memory 1MiB --allow-error much", "--allow-error 'much' is no finite number"),
+        ("plan p --memory 1MiB --time-limit 0", "--time-limit 0 is too small: give 0.001 or more"),
+        ("verify p q --max-error -1", "--max-error -1 is too small: give 0 or more"),
+        ("run p --prompts a.txt --stop-token end", "--stop-token 'end' is no whole number"),
+        ("serve --port 70000", "--port 70000 is too large: give 65535 or less"),
+    ],
+)
+def test_numbers_are_refused_in_one_way(
+    typed: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(typed.split()) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"moeplan: {said}")
+    assert told.count("\n") == 1
 
 
 @pytest.mark.parametrize("option", ["--max-error", "--time-limit", "--latency-us"])

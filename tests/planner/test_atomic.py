@@ -36,6 +36,36 @@ def test_without_nameless_files_writing_is_atomic_too(
     assert os.listdir(tmp_path) == ["a"]
 
 
+def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    kept, link, chain = tmp_path / "far" / "kept", tmp_path / "link", tmp_path / "chain"
+    link.symlink_to("far/kept")
+    chain.symlink_to(link)
+    for data in (b"new", b"newer"):  # nothing is there yet, and something is
+        write_atomic(chain, data)
+        assert kept.read_bytes() == data
+    assert chain.is_symlink()
+    assert link.is_symlink()
+    assert os.listdir(tmp_path / "far") == ["kept"]
+    link.unlink()
+    link.symlink_to("nowhere/kept")
+    with pytest.raises(DocumentError, match="chain: cannot be written: No such file or directory"):
+        write_atomic(chain, b"lost")
+    assert sorted(os.listdir(tmp_path)) == ["chain", "far", "link"]
+
+
+def test_what_belongs_to_an_older_file_goes_before_the_new_one_is_there(tmp_path: Path) -> None:
+    path, stale = tmp_path / "outputs", tmp_path / "trace"
+    stale.write_text("old")
+    with pytest.raises(DocumentError):
+        write_atomic(tmp_path / "missing" / "outputs", b"new", stale)
+    assert stale.exists()
+    write_atomic(path, b"new", stale)
+    assert os.listdir(tmp_path) == ["outputs"]
+    write_atomic(path, b"newer", stale)
+    assert path.read_bytes() == b"newer"
+
+
 WRITER = """
 import sys
 from pathlib import Path

@@ -57,6 +57,9 @@ def test_sizes_and_prices(small_profile: Any) -> None:
     assert plain.start is not None
     assert first.start.size_bytes == aligned(plain.start.size_bytes) + kv
     assert first.start.held_bytes == plain.start.held_bytes + kv
+    # where sequences begin, the dense part alone comes into the same slot
+    assert first.short_start == replace(plain.start, held_bytes=first.start.held_bytes)
+    assert plain.short_start is None
     # read in chunks, written in chunks; then a block for each sequence's token
     assert kv % chunk == 0
     assert token <= 4096
