@@ -176,9 +176,6 @@ def _check_numbers(plan: Plan) -> list[Violation]:
     if plan.policy.host is not None and plan.device != "cuda":
         message = f"experts on a host, where the device is {plan.device}"
         found.append(Violation("host", "policy.host", message))
-    if plan.policy.host is not None and plan.bound_class not in (None, "physical", "plan"):
-        message = f"a bound of the class {plan.bound_class} knows no host that computes"
-        found.append(Violation("bound_class", "bound_class", message))
     known = (*names(), *HOSTED)
     for where, name in (("solver", plan.solver), *(("chosen_over", n) for n in plan.chosen_over)):
         if name not in known:

@@ -123,8 +123,7 @@ class Explanation:
     prefetching
         None where nothing is copied ahead, or the objective is no time.
     hosting
-        None where the host computes nothing, or the objective is no time. The prices of a plan
-        whose host computes are None: the relaxation knows no host.
+        None where the host computes nothing, or the objective is no time.
     formats
         What the policy would take with all experts ``compressed``, and all as they are (``raw``);
         None where the store does not have both.
@@ -194,7 +193,7 @@ def explain(
     account = plan.memory["device"]
     memory = dict(sorted(account.by_purpose.items(), key=lambda item: (-item[1], item[0])))
     memory_price = bandwidth_price = prefetching = hosting = None
-    if timed and schedule.host is None:
+    if timed:
         progress(2, 5, "more memory")
         again = _replan(plan, profile, account.capacity_bytes, time_limit_seconds)
         base = min(plan.objective, again.objective)

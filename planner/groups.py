@@ -200,8 +200,8 @@ class Candidate:
 
     def bound(self, schedule: Schedule) -> Bound | None:
         """No policy with this n and b, fixed residents and no eviction caching is faster on the
-        judging sequences. For a ``schedule`` that caches, or has experts computed on the host, what
-        is physically needed: all computation, split between the device and a host.
+        judging sequences, with a host that takes any experts in any pass, where there is one. For a
+        ``schedule`` that caches what is physically needed: all computation, split between both.
         None where neither speaks of the objective."""
         if self.objective.measure == "memory":
             encoding = self.encoding
@@ -209,7 +209,7 @@ class Candidate:
         problem = self.problem("judge")
         if problem.measure != "time":
             return None
-        if schedule.eviction != "none" or schedule.host is not None:
+        if schedule.eviction != "none":
             return physical_bound(problem)
         relaxed = relax(problem)
         return None if relaxed is None else relaxed.bound

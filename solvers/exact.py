@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 from solvers.chunk_search import move_exactly
-from solvers.host import physical_bound
 from solvers.host_search import tune_host
 from solvers.layout import infeasible
 from solvers.local import move_residents
@@ -74,18 +73,15 @@ class ExactSolver(ABC):
         guided = relax(problem, exact_demand=False)
         proven = relax(problem) if problem.measure == "time" else None
         bound = proven.bound if proven is not None else None
-        # with a host only that may be told which holds for schedules that use it, too
-        hosted = problem.scenarios.host_work_ns is not None and problem.measure == "time"
-        told = physical_bound(problem) if hosted else bound
         search = Search(problem, unit_order(problem, guided), deadline)
         try:
-            stop = self._improve(search, limits, hint, told, progress)
+            stop = self._improve(search, limits, hint, bound, progress)
         except KeyboardInterrupt:
             # the best so far; who called decides whether that is the end of everything
             stop = Stop.INTERRUPTED
         if search.best is None:
             raise KeyboardInterrupt
-        return Outcome(stop, search.best, bound if search.best.host is None else told)
+        return Outcome(stop, search.best, bound)
 
     @abstractmethod
     def solve_model(self, model: IntegerModel, limits: Limits) -> Solved | None:

@@ -87,9 +87,10 @@ def _most_spared(pairs: list[tuple[int, int]]) -> int:
     """Of the (device, host) works of a stage the most that a host can spare, rounded up."""
     left, busy = Fraction(sum(work for work, _ in pairs)), Fraction(0)
     total = left
-    order = sorted(pairs, key=lambda pair: Fraction(-pair[0], pair[1]) if pair[1] else -_FREE)
+    useful = [pair for pair in pairs if pair[0]]
+    order = sorted(useful, key=lambda pair: Fraction(-pair[0], pair[1]) if pair[1] else -_FREE)
     for work, host in order:
-        if left <= busy or not work:
+        if left <= busy:
             break
         if left - work >= busy + host:
             left, busy = left - work, busy + host

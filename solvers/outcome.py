@@ -14,6 +14,7 @@ __all__ = [
     "Bound",
     "BoundClass",
     "Eviction",
+    "HostProof",
     "HostShare",
     "Outcome",
     "PlanProof",
@@ -125,6 +126,14 @@ class PlanProof:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class HostProof:
+    """Multipliers of the inequalities in ``solvers.proof_host``, [passes, stages] each."""
+
+    work: Integers
+    host: Integers
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Proof:
     """Multipliers that prove a bound for schedules of ``least_slots`` to ``most_slots`` slots.
 
@@ -145,6 +154,8 @@ class Proof:
         [passes, stages]: of the channel, of what is copied ahead, of the slots.
     plan
         Those that only hold for the class ``plan``; None in a proof for all schedules.
+    host
+        Those of a host that works on items; None: all are 0.
     """
 
     least_slots: int
@@ -156,6 +167,7 @@ class Proof:
     ahead: Integers
     held: Integers
     plan: PlanProof | None = None
+    host: HostProof | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +177,8 @@ class Bound:
     ``clairvoyant`` here: any fixed residents and any number of slots that fit, without eviction
     caching; prefetches know the demand and copies may be ordered in any way. ``plan``: likewise,
     but what is copied ahead, and in which order, is the same in all passes, as in a ``Schedule``
-    without eviction. Neither knows a host that works on items: of schedules that use it only a
-    ``physical`` bound may be claimed. ``proofs`` cover all numbers of slots; without any, the bound
-    is plain arithmetic.
+    without eviction. Where a host works on items, either lets it take any of them in any pass.
+    ``proofs`` cover all numbers of slots; without any, the bound is plain arithmetic.
     """
 
     value_ns: int

@@ -18,6 +18,7 @@ The objective is the weighted sum of t, and of the problem's correction times 1 
 
 None needs an order of copies, nor that prefetches do not know the demand; pauses, overtaking and
 dropped copies only add to the channel's time and the slots'. ``held`` is used where K is fixed.
+Where a host works on items, see ``solvers.proof_host``.
 With a multiplier for each row, objective >= objective - sum of multiplier x row, and that is least
 where each variable sits at the end of its range that its coefficient points to: plain arithmetic in
 Python's integers, so that neither rounding nor the solver has to be believed.
@@ -31,7 +32,8 @@ import numpy.typing as npt
 from solvers.errors import OptionError
 from solvers.outcome import Integers, Proof
 from solvers.problem import Problem
-from solvers.proof_plan import plan_shares, refuse_malformed_plan
+from solvers.proof_host import host_shares, least_ns, refuse_malformed_host
+from solvers.proof_plan import PlanTimes, plan_shares, refuse_malformed_plan
 
 __all__ = ["covers_all_slots", "proven_ns"]
 
@@ -65,6 +67,8 @@ def proven_ns(problem: Problem, proof: Proof) -> int | None:
     _refuse_malformed(proof, passes, stages)
     if proof.plan is not None:
         refuse_malformed_plan(proof.plan, scenarios.demand.shape)
+    if proof.host is not None:
+        refuse_malformed_host(problem, proof.host)
     most_slots = problem.capacity_bytes // max(problem.slot_bytes, 1)
     if proof.most_slots is not None:
         most_slots = min(most_slots, proof.most_slots)
@@ -104,9 +108,14 @@ def proven_ns(problem: Problem, proof: Proof) -> int | None:
     if plan is not None:
         total += plan.total
         left = left - plan.durations
+    hosts = None
+    if scenarios.host_work_ns is not None:
+        hosts = host_shares(problem, proof, PlanTimes(problem).gain)
+        total += hosts.total
+        left = left - hosts.durations
     if min(left.ravel(), default=0) < 0:
         return None
-    total += int((left * scenarios.compute_ns.astype(object)).sum())
+    total += int((left * least_ns(problem).astype(object)).sum())
     # copied ahead
     total += most_ahead * _negative(busy - _following(busy, last) + ahead * per)
     total += longest * most_slots * _negative(held - _following(held, last))
@@ -115,6 +124,8 @@ def proven_ns(problem: Problem, proof: Proof) -> int | None:
     from_starts = start * busy.sum(axis=0)
     if plan is not None:
         saved, from_starts = saved + plan.residents, from_starts + plan.starts
+    if hosts is not None:
+        saved = saved + hosts.residents
     total += _negative(problem.item_bytes.astype(object) * proof.memory - saved - correction)
     total += _negative(start_held * (proof.memory - proof.room) - from_starts)
     # slots

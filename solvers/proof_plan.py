@@ -53,6 +53,7 @@ import numpy.typing as npt
 from solvers.errors import OptionError
 from solvers.outcome import Integers, PlanProof
 from solvers.problem import Problem
+from solvers.proof_host import able
 
 __all__ = ["PlanShares", "PlanTimes", "plan_shares", "refuse_malformed_plan"]
 
@@ -85,6 +86,17 @@ class PlanTimes:
         huge = np.iinfo(np.int64).max
         least = np.where(one.demand > 0, one.work_ns, huge).min(axis=2, initial=huge)
         found: Int64 = np.where(least == huge, 0, least)
+        return found
+
+    @cached_property
+    def least_end(self) -> Int64:
+        """[passes, stages]: likewise, on the device or on a host."""
+        hosts = self.problem.scenarios.host_work_ns
+        if hosts is None:
+            return self.least_work
+        huge = np.iinfo(np.int64).max
+        least = np.where(able(self.problem), hosts, huge).min(axis=2, initial=huge)
+        found: Int64 = np.minimum(self.least_work, least)
         return found
 
     @cached_property
@@ -160,7 +172,7 @@ def plan_shares(
     gain, longest = times.gain.astype(object), int(problem.copy_ns.max(initial=0))
     late, whole, both = plan.late, plan.whole, plan.late + plan.whole
     fixed = times.fixed.astype(object)
-    total = int((late * (fixed + times.least_work + (active * copy).sum(axis=2))).sum())
+    total = int((late * (fixed + times.least_end + (active * copy).sum(axis=2))).sum())
     total += int((whole * (fixed + times.work + gain.sum(axis=2))).sum())
     total -= int(plan.share.sum())
     total += int((plan.chain * (start - times.most_before)).sum())

@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from solvers.outcome import Bound, BoundClass, Integers, PlanProof, Proof
+from solvers.outcome import Bound, BoundClass, HostProof, Integers, PlanProof, Proof
 from solvers.problem import Problem
 from solvers.program import MIB, MS, Floats, Program
 from solvers.proof import proven_ns
+from solvers.proof_host import least_ns
+from solvers.relaxation_host import HostRows
 from solvers.relaxation_plan import Columns, PlanRows
 
 __all__ = ["Relaxed", "plan_bound", "relax"]
@@ -150,7 +152,7 @@ def _solve(
     slots = program.column((1,), float(least_slots), float(most_slots or math.inf))
     start_room = program.column((1,))
     weight = scenarios.weight[:, None].astype(np.float64)
-    lasts = program.column((passes, stages), scenarios.compute_ns / MS, cost=weight)
+    lasts = program.column((passes, stages), least_ns(problem) / MS, cost=weight)
     ahead = program.column((passes, stages))
     before = np.roll(ahead.ravel(), 1).reshape(passes, stages)
     follows = np.ones((passes, stages), dtype=bool)
@@ -184,11 +186,17 @@ def _solve(
         program.put(holding, items_ahead, -1.0)
         program.put(holding[follows], items_before[follows], 1.0)
         program.put(holding[:, :, None], np.broadcast_to(resident, shape), time_held)
+    host = None
+    if scenarios.host_work_ns is not None:
+        host = HostRows(problem, program, resident, lasts)
+        host.put(busy, demand * copy)
+        if fixed:
+            host.put(holding, demand * copy + work)
     extra = None
     if policies == "plan":
         shared = Columns(resident, kept, slots, start_room, lasts, follows, pace)
-        extra = PlanRows(problem, program, shared)
-    large = extra is not None or passes * stages > _LARGE
+        extra = PlanRows(problem, program, shared, host)
+    large = extra is not None or passes * stages > _LARGE or host is not None
     solution = program.solve(iteration_limit, interior=large)
     if solution is None:
         return None
@@ -213,6 +221,7 @@ def _solve(
             _integers(duals[holding] if fixed else zero),
             _integers(duals[room_ahead] / per),
             plan,
+            None if host is None else host.proof(duals, _integers),
             least_slots,
         ),
     )
@@ -240,10 +249,11 @@ def _fitting(
     held: Integers,
     ahead: Integers,
     plan: PlanProof | None,
+    host: HostProof | None,
     slots: int,
-) -> tuple[Integers, Integers, Integers, PlanProof | None]:
-    """Busy, ahead, held and a plan's multipliers, cut where the duals of a stage's duration sum to
-    more than its weight by a rounding error."""
+) -> tuple[Integers, Integers, Integers, PlanProof | None, HostProof | None]:
+    """Busy, ahead, held, a plan's and a host's multipliers, cut where the duals of a stage's
+    duration sum to more than its weight by a rounding error."""
     left = problem.scenarios.weight.astype(object)[:, None] * _SCALE
     held = np.minimum(held, left // max(slots, 1))
     left = left - held * slots
@@ -252,7 +262,11 @@ def _fitting(
         whole = np.minimum(plan.whole, left - late)
         plan = replace(plan, late=late, whole=whole)
         left = left - late - whole
-    return np.minimum(busy, left), ahead, held, plan
+    if host is not None:
+        work = np.minimum(host.work, left)
+        host = HostProof(work, np.minimum(host.host, left - work))
+        left = left - work - host.host
+    return np.minimum(busy, left), ahead, held, plan, host
 
 
 def plan_bound(

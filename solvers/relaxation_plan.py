@@ -11,6 +11,7 @@ from solvers.outcome import Integers, PlanProof
 from solvers.problem import Problem
 from solvers.program import MS, Floats, Indices, Program
 from solvers.proof_plan import PlanTimes
+from solvers.relaxation_host import HostRows
 
 __all__ = ["Columns", "PlanRows"]
 
@@ -40,9 +41,13 @@ class PlanRows:
         Whose rows, and where they go.
     has
         What is in the program already.
+    host
+        Rows of a host; None where none works.
     """
 
-    def __init__(self, problem: Problem, program: Program, has: Columns) -> None:
+    def __init__(
+        self, problem: Problem, program: Program, has: Columns, host: HostRows | None = None
+    ) -> None:
         times = PlanTimes(problem)
         passes, stages, width = shape = problem.scenarios.demand.shape
         active = problem.scenarios.demand > 0
@@ -61,10 +66,13 @@ class PlanRows:
         program.put(self._share, has.resident, -1.0)
         program.put(self._share, part, -1.0)
         fixed = times.fixed / MS
-        self._late = program.row((passes, stages), fixed + times.least_work / MS + copies.sum(2))
+        self._late = program.row((passes, stages), fixed + times.least_end / MS + copies.sum(2))
         program.put(self._late[:, :, None], residents, copies)
         self._whole = program.row((passes, stages), fixed + times.work / MS + gain.sum(2))
         program.put(self._whole[:, :, None], residents, gain)
+        if host is not None:
+            host.put(self._late, copies)
+            host.put(self._whole, gain + problem.scenarios.work_ns / MS)
         for rows in (self._late, self._whole):
             program.put(rows, has.lasts, 1.0)
             program.put(rows[:, :, None], parts, copies)

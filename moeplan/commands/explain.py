@@ -218,16 +218,10 @@ def _step(tenth: float, steps: Sequence[tuple[int, str]]) -> tuple[int, str]:
     return next((step for step in steps if step[0] <= 4 * tenth), steps[-1])
 
 
-def _unpriced(found: Explanation) -> str:
-    if found.hosting is not None:
-        return "no prices are known where the CPU computes experts, too: plan with more and see."
-    return "no prices are known for this objective."
-
-
 def _memory(plan: Plan, found: Explanation) -> str:
     price = found.memory_price
     if price is None:
-        return f"What more memory would buy: {_unpriced(found)}"
+        return "What more memory would buy: no prices are known for this objective."
     step, name = _step(price.added, _MEMORY_STEPS)
     slope = (
         "nothing"
@@ -244,7 +238,7 @@ def _memory(plan: Plan, found: Explanation) -> str:
 def _bandwidth(plan: Plan, found: Explanation) -> str:
     price = found.bandwidth_price
     if price is None:
-        return f"What faster copies would buy: {_unpriced(found)}"
+        return "What faster copies would buy: no prices are known for this objective."
     step, name = _step(price.added, _BANDWIDTH_STEPS)
     per = (price.bound_before - price.bound_after) / price.added * step
     return (

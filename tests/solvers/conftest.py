@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from solvers.checker import check_schedule
-from solvers.outcome import Schedule, StageChoice
+from solvers.checker import check_proofs, check_schedule
+from solvers.outcome import Bound, Proof, Schedule, StageChoice
 from solvers.problem import Problem, Scenarios, Stage, Unit
+from solvers.proof import proven_ns
 
 
 def unit(copy_ns: int, held_bytes: int = 1, chunks: int = 1) -> Unit:
@@ -406,6 +407,27 @@ def every_schedule(problem: Problem) -> list[Schedule]:
     return found
 
 
+def refuses(
+    problem: Problem, bound: Bound, index: int, mutant: Proof, best: dict[int, int]
+) -> bool:
+    """Whether the checker refuses a bound with one of its proofs changed, which proves no more than
+    the best by numbers of slots."""
+    value, last = proven_ns(problem, mutant), mutant.most_slots
+    truth = [
+        taken
+        for slots, taken in best.items()
+        if slots >= mutant.least_slots and (last is None or slots <= last)
+    ]
+    assert value is None or value <= min(truth, default=value)
+    if value is not None and value >= bound.value_ns:
+        return False
+    others = list(bound.proofs)
+    others[index] = mutant
+    faults = list(check_proofs(problem, replace(bound, proofs=(*others,))))
+    assert [fault.reason for fault in faults] == ["proof_value"]
+    return True
+
+
 @pytest.fixture(scope="session")
 def make() -> Any:
     """The helpers of this file."""
@@ -419,5 +441,6 @@ def make() -> Any:
         shortening = staticmethod(with_short)
         slow = SlowReplay
         every_schedule = staticmethod(every_schedule)
+        refuses = staticmethod(refuses)
 
     return Make
