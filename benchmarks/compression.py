@@ -7,6 +7,7 @@ One synthetic checkpoint is packed both ways. Each store is profiled on the thro
 for with every number of requests, and run; runs of the two take turns, so that a machine that grows
 faster or slower weighs on both alike. Rates are new tokens/s, prefill included and decode alone;
 the median of the runs counts. Which store is planned to be faster is held against which one was.
+What is made and measured stays in ``--work``: stopped, the same command goes on where it was.
 """
 
 # ruff: noqa: E402 (the search path comes before the imports)
@@ -23,7 +24,9 @@ sys.path[:] = [one for one in sys.path if Path(one).resolve() != Path(__file__).
 sys.path.insert(0, str(ROOT))
 
 import argparse
+import json
 import statistics
+import time
 from typing import Any, Literal
 
 from benchmarks.prediction import QUICK, run_prompts
@@ -35,11 +38,11 @@ from executor.compressing import worth_compressing
 from executor.layout import unit_layouts
 from executor.synth import write_synthetic
 from planner.checkpoint import read_checkpoint
-from planner.documents import Plan, Trace, Workload
+from planner.documents import Plan, Trace, Workload, write_atomic
 from planner.profiles import Profile, load_profile
 from planner.solve import make_plan
 from profiler import profile_checkpoint
-from solvers.errors import MoeplanError
+from solvers.errors import MoeplanError, OptionError
 
 STORES: tuple[Literal["none", "exact"], ...] = ("none", "exact")
 
@@ -76,6 +79,26 @@ def profiles_of(
             "compute_slowdown": profile.costs.compute_slowdown.value,
         }
     return found, {"stores": facts, "memory_bytes": memory_bytes}
+
+
+def settle(options: argparse.Namespace) -> None:
+    """What is in the work folder is of one setting.
+
+    Raises
+    ------
+    OptionError
+        If it was begun with another.
+    """
+    names = ("layers", "throttle", "memory", "prompt_tokens", "new_tokens", "runs", "quick")
+    setting = {"config": options.config.stem} | {name: getattr(options, name) for name in names}
+    file = options.work / "setting.json"
+    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else setting
+    for name, value in setting.items():
+        if before[name] != value:
+            raise OptionError(
+                f"{options.work}: begun with {name} {before[name]}, not {value}: name a new --work"
+            )
+    write_atomic(file, json.dumps(setting).encode())
 
 
 def cells_of(
@@ -172,6 +195,11 @@ def main(argv: list[str] | None = None) -> int:
     record = Record.begin(budget=f"{options.runs} runs a cell, searches of 5 s")
     checkpoint = options.work / "checkpoint"
     options.work.mkdir(parents=True, exist_ok=True)
+    settle(options)
+    cells_file = options.work / "cells.json"
+    known: dict[str, list[Document]] = (
+        json.loads(cells_file.read_text(encoding="utf-8")) if cells_file.exists() else {}
+    )
     if not (checkpoint / "config.json").exists():
         write_synthetic(options.config, checkpoint, layers=options.layers)
     with throttled(options.throttle or None, options.work):
@@ -184,7 +212,13 @@ def main(argv: list[str] | None = None) -> int:
         print(" requests  store   n x b     predicted  measured   decode  GB read")
         for requests in options.requests:
             workload = Workload(requests, options.prompt_tokens, options.new_tokens)
-            pair = cells_of(profiles, workload, facts["memory_bytes"], options.runs)
+            if str(requests) not in known:
+                begun = time.monotonic()
+                pair = cells_of(profiles, workload, facts["memory_bytes"], options.runs)
+                known[str(requests)] = pair
+                write_atomic(cells_file, json.dumps(known).encode())
+                print(f"# {requests} requests: {time.monotonic() - begun:.0f} s", flush=True)
+            pair = known[str(requests)]
             cells += pair
             gains.append(_gain(*pair))
             for cell in pair:
