@@ -368,6 +368,9 @@ class Engine(Closing):
             reference_ns=tuple(self._reference.samples),
             inputs=self.plan.inputs,
             chunk_bytes=self.plan.policy.chunk_bytes,
+            forms=None
+            if self._source.model.forms is None
+            else tuple(layer.forms for layer in self.plan.policy.layers),
         )
 
     def routing(self) -> TraceArrays:

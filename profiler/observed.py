@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from planner.documents import CostProfile, Curve, Event, Surface
+from planner.documents import OWN, CostProfile, Curve, Event, FormName, Surface
+from planner.form_costs import expert_curve
 from planner.interval import TILED
 from planner.kv import Written, written_layer
-from planner.memory import EXPERT_TILE_ROWS
+from planner.memory import EXPERT_TILE_ROWS, Forms
 from profiler.contention import overlap
 
 __all__ = [
@@ -55,6 +56,8 @@ class Observed:
         Layers that are an encoder's, the first ones.
     chunk_bytes
         Piece of a copy, and of a write of all keys and values of a layer.
+    forms
+        Of each layer's experts, of a store that has several; empty: all are as in the checkpoint.
     """
 
     events: tuple[Event, ...]
@@ -64,6 +67,12 @@ class Observed:
     uniform: bool = False
     encoder: int = 0
     chunk_bytes: int = 1 << 20
+    forms: Forms = ()
+
+    def form(self, event: Event) -> FormName:
+        """In which form an operation computes an expert; the checkpoint's own for all others."""
+        own = self.forms[event.layer] if self.forms and event.kind == "expert" else ()
+        return own[event.item] if own else OWN
 
     def phase(self, event: Event) -> str:
         """Which phase an event belongs to."""
@@ -127,7 +136,12 @@ def alone_ns(costs: CostProfile, run: Observed, event: Event) -> int | None:
         return None if named is None or surface is None else surface(*named[1:])
     if event.kind == "write_kv":
         return _writing_ns(costs, run, event, 0.0)
-    curve: Curve | None = costs.curves.get(event.kind)  # type: ignore[call-overload]
+    form = run.form(event)
+    curve: Curve | None = (
+        costs.curves.get(event.kind)  # type: ignore[call-overload]
+        if form == OWN
+        else expert_curve(costs, form)
+    )
     if curve is None:
         return None
     if event.kind == "head":

@@ -15,9 +15,12 @@ from typing import Any
 
 from planner.comparable import disk_pace, pace_words
 from planner.documents import (
+    OWN,
     Channel,
     CostProfile,
+    Curve,
     Event,
+    FormName,
     Hardware,
     KvWrites,
     Surface,
@@ -25,6 +28,7 @@ from planner.documents import (
     document_hash,
 )
 from planner.interval import TILED
+from planner.memory import Forms
 from planner.profiles import Profile
 from profiler.contention import overlap
 from profiler.correct import corrected, scaled_channel, scaled_surface, weight
@@ -52,7 +56,7 @@ class Step:
     Attributes
     ----------
     kind
-        An operation kind, or ``copy``.
+        An operation kind (``expert in int8-1``: of the experts in a form), or ``copy``.
     events
         How many it comes from.
     measured_ns, before_ns, after_ns
@@ -92,9 +96,11 @@ class Refined:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """One event, and by how much copies beside it (or computation beside a copy) lengthen it."""
+    """One event, what is corrected by it (a ``Step.kind``), and by how much copies beside it (or
+    computation beside a copy) lengthen it."""
 
     event: Event
+    corrects: str
     factor: float
 
     @property
@@ -130,6 +136,11 @@ def check_source(profile: Profile, trace: Trace) -> None:
                 f"{profile.folder}: the trace is of a run of a plan with another {name} document: "
                 "give the profile that the plan was made from",
             )
+    if trace.forms is not None and not _forms_fit(profile, trace.forms):
+        raise OptionError(
+            "the trace's forms are not of the experts that the profile's store has: run the plan "
+            "again"
+        )
     planned, ran = disk_pace(profile.hardware), trace.paced_bytes_per_second
     if planned != ran:
         raise StaleError(
@@ -137,6 +148,17 @@ def check_source(profile: Profile, trace: Trace) -> None:
             f"{profile.folder}: was measured with the disk {pace_words(planned)}, the run's was "
             f"{pace_words(ran)}: run the plan as it was profiled",
         )
+
+
+def _forms_fit(profile: Profile, forms: Forms) -> bool:
+    """Whether each layer has a form for each of its experts, or none, and only measured ones."""
+    sizes = [layer.experts for layer in profile.model.layers]
+    known = {OWN, *(profile.costs.forms or ())}
+    return (
+        len(forms) == len(sizes)
+        and all(len(own) in (0, size) for own, size in zip(forms, sizes, strict=True))
+        and known.issuperset(form for own in forms for form in own)
+    )
 
 
 def observed(trace: Trace, encoder: int = 0) -> Observed:
@@ -165,6 +187,7 @@ def observed(trace: Trace, encoder: int = 0) -> Observed:
         uniform=True,
         encoder=encoder,
         chunk_bytes=trace.chunk_bytes or 1,
+        forms=trace.forms or (),
     )
 
 
@@ -176,7 +199,8 @@ def refine(profile: Profile, trace: Trace) -> Refined:
     profile
         Which the run's plan was made from.
     trace
-        Of that run; its kept passes count.
+        Of that run; its kept passes count. Of a store with several forms those are corrected
+        that its experts had.
 
     Raises
     ------
@@ -189,8 +213,8 @@ def refine(profile: Profile, trace: Trace) -> Refined:
     # all kinds of unit alike, as they nearly are
     share = profile.model.stored_share("expert")
     seen = _computed(costs, run)
-    if costs.forms is not None:
-        # nor of several forms which was computed
+    if costs.forms is not None and trace.forms is None:
+        # an older moeplan's, which does not say in which form each was computed
         seen = [one for one in seen if one.event.kind != "expert"]
     # of two formats a trace does not tell which was copied
     copies = [] if costs.raw is not None else _copied(costs, run)
@@ -200,8 +224,8 @@ def refine(profile: Profile, trace: Trace) -> Refined:
     half_costs = _refit(costs, run, _every_other(seen, 0))
     half_link = _relink(channel, _every_other(copies, 0), chunk, share)
     steps = []
-    for kind in dict.fromkeys(one.event.kind for one in seen):
-        own = [one for one in seen if one.event.kind == kind]
+    for kind in dict.fromkeys(one.corrects for one in seen):
+        own = [one for one in seen if one.corrects == kind]
         steps.append(
             Step(
                 kind,
@@ -246,23 +270,34 @@ def refine(profile: Profile, trace: Trace) -> Refined:
 def _computed(costs: CostProfile, run: Observed) -> list[_Seen]:
     """Operations that the costs say something of, in order of kind."""
     found = [
-        _Seen(event, factor) for event, factor in slowed(costs, run) if alone_ns(costs, run, event)
+        _Seen(event, _corrects(run, event), factor)
+        for event, factor in slowed(costs, run)
+        if alone_ns(costs, run, event)
     ]
-    return sorted(found, key=lambda one: one.event.kind)
+    return sorted(found, key=lambda one: one.corrects)
+
+
+def _corrects(run: Observed, event: Event) -> str:
+    form = run.form(event)
+    return event.kind if form == OWN else _of_form(form)
+
+
+def _of_form(form: FormName) -> str:
+    return f"expert in {form}"
 
 
 def _copied(costs: CostProfile, run: Observed) -> list[_Seen]:
     """Copies; all of them lie beside computation by one share, too."""
     copies = run.copies
     factor = 1 + overlap(copies, run.working) * (costs.copy_slowdown.value - 1)
-    return [_Seen(event, factor) for event in copies]
+    return [_Seen(event, COPY, factor) for event in copies]
 
 
 def _every_other(seen: Sequence[_Seen], first: int) -> list[_Seen]:
     """Every other event of each kind."""
-    by_kind: defaultdict[str, list[_Seen]] = defaultdict(list)
+    by_kind: defaultdict[tuple[str, str], list[_Seen]] = defaultdict(list)
     for one in seen:
-        by_kind[one.event.kind].append(one)
+        by_kind[one.event.kind, one.corrects].append(one)
     return [one for own in by_kind.values() for one in own[first::2]]
 
 
@@ -282,17 +317,23 @@ def _ratio(seen: Sequence[_Seen], says_ns: int) -> float | None:
 
 
 def _refit(costs: CostProfile, run: Observed, seen: Sequence[_Seen]) -> CostProfile:
-    curves = dict(costs.curves)
-    for kind, curve in costs.curves.items():
+    def moved(curve: Curve, what: str, *, longer: bool) -> Curve:
         samples = [
             (one.event.rows, one.alone_ns, float(alone_ns(costs, run, one.event) or 0))
             for one in seen
-            if one.event.kind == kind
+            if one.corrects == what
         ]
-        if samples:
-            curves[kind] = corrected(curve, samples, longer=kind not in TILED)
+        return corrected(curve, samples, longer=longer) if samples else curve
+
+    curves = {
+        kind: moved(curve, kind, longer=kind not in TILED) for kind, curve in costs.curves.items()
+    }
+    forms = costs.forms and {
+        form: moved(curve, _of_form(form), longer=False) for form, curve in costs.forms.items()
+    }
     surfaces: dict[str, Any] = {name: _rescaled(costs, run, seen, name) for name in SURFACES}
-    return replace(costs, curves=curves, kv_writes=_rewritten(costs, run, seen), **surfaces)
+    writes = _rewritten(costs, run, seen)
+    return replace(costs, curves=curves, forms=forms, kv_writes=writes, **surfaces)
 
 
 def _rewritten(costs: CostProfile, run: Observed, seen: Sequence[_Seen]) -> KvWrites | None:

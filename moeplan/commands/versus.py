@@ -169,8 +169,8 @@ def compare(
     )
     if allow_error:
         about += (
-            " Bounds are for the forms of experts that were chosen; others within that error may go "
-            "below."
+            " Bounds are for the forms of experts that were chosen; others within that error may "
+            "go below."
         )
     reporter.show(Text(about))
     for goal in goals:

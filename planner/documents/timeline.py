@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field
 
 from planner.documents.base import (
     STRICT,
+    Added,
     Bytes,
     Count,
     Document,
@@ -19,6 +20,7 @@ from planner.documents.base import (
     Positive,
 )
 from planner.documents.inputs import Inputs
+from planner.documents.model import FormName
 
 __all__ = ["Event", "EventKind", "ServedAs", "Timeline", "Trace", "TraceTotals", "on_compute"]
 
@@ -145,7 +147,9 @@ class Trace(Document):
 
     ``reference_ns`` are durations of a fixed operation just before and after the run, the same that
     a profile repeats; empty in traces of an older moeplan. ``inputs`` are those of its plan, and
-    copies were made in pieces of ``chunk_bytes``; None in such traces.
+    copies were made in pieces of ``chunk_bytes``; None in such traces. ``forms`` are those of the
+    plan's experts, layer by layer (nothing where all are as in the checkpoint), of a store that has
+    several; None with any other store, and in such traces.
     """
 
     kind: ClassVar[str] = "trace"
@@ -160,3 +164,4 @@ class Trace(Document):
     reference_ns: tuple[Nanoseconds, ...] = ()
     inputs: Inputs | None = None
     chunk_bytes: Positive | None = None
+    forms: Added[tuple[tuple[FormName, ...], ...]] = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,25 @@ import pytest
 from executor import Engine, open_weights, pack
 from executor.quantized import QuantizedMatrix
 from planner.check import check_plan
-from planner.documents import QuantizedExperts, Workload
+from planner.documents import (
+    ExpertError,
+    FormName,
+    QuantizedExperts,
+    Trace,
+    Workload,
+    parse_document,
+    to_json,
+)
 from planner.encode import Encoding
 from planner.factors import Factors
-from planner.memory import smallest_budget
+from planner.memory import account_device, smallest_budget
 from planner.profiles import load_profile
 from planner.solve import make_plan
 from profiler import profile_checkpoint
 from profiler.bench import Tokens
 from profiler.effort import Effort
 from profiler.measure import Measurement
+from profiler.refine import refine
 
 QUICK = Effort(cell_ns=1, rounds=1, fills=1, turns=1, passes=1)
 
@@ -41,18 +51,23 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+def short(checkpoint: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A checkpoint of so short a context that few lengths are measured."""
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(checkpoint("mixtral"), folder)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config["max_position_embeddings"] = 40
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    return folder
+
+
 def test_profile_plan_and_run(
     checkpoint: Callable[[str], Path],
     prompts: list[list[int]],
     tmp_path: Path,
     products: list[int],
 ) -> None:
-    folder, store = tmp_path / "checkpoint", tmp_path / "store"
-    shutil.copytree(checkpoint("mixtral"), folder)
-    config = json.loads((folder / "config.json").read_text("utf-8"))
-    # fewer lengths are measured then
-    config["max_position_embeddings"] = 40
-    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    folder, store = short(checkpoint, tmp_path), tmp_path / "store"
     pack(folder, store, quantize=QuantizedExperts("int4-1", 16))
     profile_checkpoint(
         folder,
@@ -80,6 +95,46 @@ def test_profile_plan_and_run(
         engine.generate([[5, 6, 7, 8, 9, 10, 11, 12]] * 4)
         totals = engine.trace().totals
     assert totals.device_peak_bytes <= memory_bytes
+
+
+def test_a_run_corrects_the_forms_that_it_had(
+    checkpoint: Callable[[str], Path], prompts: list[list[int]], tmp_path: Path
+) -> None:
+    """All experts in int4, as the trace says: their curve moves, and the checkpoint's own stays."""
+    folder, store = short(checkpoint, tmp_path), tmp_path / "store"
+    pack(folder, store, forms=(QuantizedExperts("int4-1", 16),))
+    made = tmp_path / "p"
+    profile_checkpoint(
+        folder, made, memory_bytes=24 << 20, prompts=prompts, effort=QUICK, store=store
+    )
+    profile, workload = load_profile(made), Workload(4, 8, 4)
+    int4: FormName = "int4-1"
+    forms = tuple((int4,) * layer.experts for layer in profile.model.layers)
+    memory_bytes = smallest_budget(profile.model, workload, 4) + 100_000
+    plan = make_plan(profile, workload, memory_bytes=memory_bytes, solver="on-demand")
+    layers = zip(plan.policy.layers, forms, strict=True)
+    policy = replace(plan.policy, layers=tuple(replace(layer, forms=own) for layer, own in layers))
+    changed = replace(
+        plan,
+        policy=policy,
+        memory={"device": account_device(profile.model, policy, workload, 4, memory_bytes)},
+        expert_error=ExpertError("weights", 10**9, 10**9),
+    )
+    with Engine.from_plan(changed, verify=True) as engine:
+        engine.generate([[5, 6, 7, 8, 9, 10, 11, 12]] * 4)
+        trace = engine.trace()
+    assert trace.forms == forms
+    assert parse_document(Trace, to_json(trace), "here") == trace
+    refined = refine(profile, trace)
+    assert refined.costs.curves["expert"] == profile.costs.curves["expert"]
+    before, after = (costs.forms for costs in (profile.costs, refined.costs))
+    assert before is not None
+    assert after is not None
+    assert after["int4-1"] != before["int4-1"]
+    (step,) = [one for one in refined.steps if one.kind.startswith("expert")]
+    assert step.kind == "expert in int4-1"
+    # an expert of each layer at least, in each pass
+    assert step.events >= len(profile.model.layers) * trace.kept_passes
 
 
 def test_each_form_is_measured_as_it_is_computed(

@@ -131,6 +131,77 @@ def trace(of: Profile, rows: list[Event] = EVENTS, **changed: Any) -> Trace:
     return replace(made, **changed)
 
 
+def several(expert: Curve, **forms: Curve) -> Profile:
+    """The same of a store with forms of its two experts."""
+    plain = profile()
+    curves = {**plain.costs.curves, "expert": expert}
+    named = {name.replace("_", "-"): one for name, one in forms.items()}
+    costs = replace(plain.costs, curves=curves, forms=named or None)  # type: ignore[arg-type]
+    model: Any = SimpleNamespace(
+        stored_share=lambda _: 1.0, encoder_depth=0, layers=[SimpleNamespace(experts=2)]
+    )
+    index = replace(plain.index, costs_hash=document_hash(costs))
+    return replace(plain, model=model, costs=costs, index=index)
+
+
+def test_a_form_moves_as_the_only_one_would() -> None:
+    """All experts are in int8: its curve becomes what it would as the checkpoint's own."""
+    alone = several(line(50))
+    expected = refine(alone, trace(alone)).costs.curves["expert"]
+    assert expected != line(50)
+    among = several(line(100), int8_1=line(50), int4_1=line(70))
+    found = refine(among, trace(among, forms=(("int8-1", "int8-1"),)))
+    assert found.costs.forms == {"int8-1": expected, "int4-1": line(70)}
+    assert found.costs.curves["expert"] == line(100)
+    assert "expert in int8-1" in [step.kind for step in found.steps]
+    assert "expert" not in [step.kind for step in found.steps]
+
+
+def test_each_form_moves_by_its_own_experts() -> None:
+    """Expert 0 takes the 100 ns a row of its curve; expert 1, in int8, 100 ns where 50 are said:
+    three times, which is believed as above."""
+    rows = [
+        *(("embed", 0, 0, 200, 2), ("expert", 0, 200, 300, 1), ("sample", 0, 300, 500, 2)),
+        *(("embed", 1, 500, 700, 2), ("expert", 1, 700, 800, 1), ("sample", 1, 800, 1000, 2)),
+        *(("embed", 2, 1000, 1200, 2), ("expert", 2, 1200, 1300, 1), ("sample", 2, 1300, 1500, 2)),
+    ]
+    made = events(*rows)
+    both = [
+        one
+        for event in made
+        for one in ([event, other(event)] if event.kind == "expert" else [event])
+    ]
+    among = several(line(100), int8_1=line(50))
+    found = refine(among, trace(among, both, forms=(("own", "int8-1"),)))
+    assert found.costs.curves["expert"].duration_ns == line(100).duration_ns
+    moved = (found.costs.forms or {})["int8-1"]
+    assert moved(1) == pytest.approx(50 * 2**0.75, abs=1)
+    steps = {step.kind: step for step in found.steps}
+    assert steps["expert"].before_ratio == steps["expert"].after_ratio == 1.0
+    assert steps["expert in int8-1"].before_ratio == 2.0
+    assert steps["expert in int8-1"].events == 3
+
+
+def other(event: Event) -> Event:
+    """As long again, of expert 1."""
+    return event._replace(item=1)
+
+
+def test_a_trace_that_says_no_forms_corrects_no_expert() -> None:
+    among = several(line(100), int8_1=line(50))
+    found = refine(among, trace(among))
+    assert found.costs.forms == among.costs.forms
+    assert found.costs.curves["expert"] == line(100)
+    assert "expert" not in [step.kind for step in found.steps]
+
+
+@pytest.mark.parametrize("forms", [(), (("own",),), (("own", "int4-1"),)])
+def test_forms_of_another_store_are_refused(forms: Any) -> None:
+    among = several(line(100), int8_1=line(50))
+    with pytest.raises(OptionError, match="forms are not of the experts that the profile's store"):
+        refine(among, trace(among, forms=forms))
+
+
 def test_a_point_moves_by_what_was_measured_near_it() -> None:
     assert [weight(events) for events in (0, 1, 3, 27)] == [0, 1 / 4, 1 / 2, 9 / 10]
     old = curve((10, 1000), (100, 10_000), (1000, 100_000))
