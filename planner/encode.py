@@ -214,6 +214,13 @@ class Encoding:
         price = write_price(self.profile.costs, factor, paced, as_read)
         return self.kv_written(shape, layer).total_ns(price)
 
+    def lost_beside_ns(self, shape: PassShape, layer: int) -> int:
+        """By how much the channel is later for these writes, where it reads all the while."""
+        writes = self.profile.costs.kv_writes
+        if self.kv is None or writes is None or writes.lost is None:
+            return 0
+        return self.kv_written(shape, layer).total_ns(writes.lost)
+
     def _unit(self, kind: UnitKind, size_bytes: int, held_bytes: int, factor: float) -> Unit:
         chunks = max(-(-size_bytes // self.chunk_bytes), 1)
         last = self.copy_ns(size_bytes - (chunks - 1) * self.chunk_bytes, factor, kind)

@@ -46,7 +46,10 @@ def writes_words(costs: CostProfile | None, totals: PredictedTotals) -> str:
         return f"{text}; {NOT_MEASURED}"
     if writes.alone.source != "measured":
         return f"{text}, by a drive's figures ({writes.alone.source})"
-    return f"{text}, as measured alone and beside copies"
+    text += ", as measured alone and beside copies"
+    if writes.lost is None:
+        text += "; what copies lose beside them was not measured and is not priced"
+    return text
 
 
 class Written(NamedTuple):

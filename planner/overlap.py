@@ -14,7 +14,7 @@ from solvers.outcome import Schedule
 from solvers.problem import Problem
 from solvers.replay import Replay, replay
 
-__all__ = ["is_raw", "overlap"]
+__all__ = ["is_raw", "most_beside_writes", "overlap"]
 
 Int64 = npt.NDArray[np.int64]
 
@@ -47,15 +47,16 @@ def overlap(
     if encoding.raw:
         raw_copy = encoding.raw_copies.copy_slowdown.value
         raw_compute = encoding.raw_copies.compute_slowdown.value
-    if slow_copy == slow_compute == raw_copy == raw_compute == 1.0:
+    lost, starts = _beside_writes(encoding, shapes)
+    if slow_copy == slow_compute == raw_copy == raw_compute == 1.0 and not lost.any():
         return otherwise
     problem = problem_of()
     result = replay(problem, schedule, record=bool(encoding.raw))
     weight = problem.scenarios.weight
     # what the host computes the device does not
     compute = (problem.scenarios.compute_ns - result.spared_ns).sum(axis=1) * weight
+    streams = np.array([not choice.start_resident for choice in schedule.stages])
     if problem.scenarios.start_lead_ns is not None:
-        streams = np.array([not choice.start_resident for choice in schedule.stages])
         compute = compute + (problem.scenarios.start_lead_ns * streams).sum(axis=1) * weight
     channel = result.busy_ns.sum(axis=1) * weight
     waits = (result.wait_start_ns.sum(axis=1) + result.wait_item_ns.sum(axis=1)) * weight
@@ -74,11 +75,44 @@ def overlap(
         return 1.0 + share(compute, mask) * (slow - 1.0)
 
     copying = share(channel, np.ones_like(prefill))
+    runs = problem.scenarios.passes // len(shapes)
+    later, read = (runs * one[:, streams[:-1]].sum(axis=1) for one in (lost, starts))
+    first = prefill[: len(shapes)]
+    beside_writes = sum(
+        float(later[own].sum()) * share(compute, np.tile(own, runs)) for own in (first, ~first)
+    )
+    # each start unit that streams is read once a pass
+    alone = max(float(channel.sum()) / otherwise.copy, float(read.sum()), 1.0)
     return Factors(
-        1.0 + copying * (slow_copy - 1.0),
+        1.0 + copying * (slow_copy - 1.0) + beside_writes / alone,
         slowed(prefill),
         slowed(~prefill),
         1.0 + copying * (raw_copy - 1.0),
+    )
+
+
+def _beside_writes(encoding: Encoding, shapes: tuple[PassShape, ...]) -> tuple[Int64, Int64]:
+    """[passes, layers], by weight: what copies lose beside writes of keys and values, where the
+    channel reads all the while, and what the layers' start units take to copy, alone."""
+    writes, layers = encoding.profile.costs.kv_writes, range(len(encoding.profile.model.layers))
+    if encoding.kv is None or writes is None or writes.lost is None:
+        nothing = np.zeros((len(shapes), len(layers)), dtype=np.int64)
+        return nothing, nothing
+    weight = np.array([[one.weight] for one in shapes], dtype=np.int64)
+    lost = [[encoding.lost_beside_ns(one, layer) for layer in layers] for one in shapes]
+    stages = encoding.stages(Factors())
+    units = [[stage.start_in(one.phase == "prefill") for stage in stages[:-1]] for one in shapes]
+    starts = [[unit.copy_ns if unit else 0 for unit in row] for row in units]
+    both = (weight * np.array(one, dtype=np.int64) for one in (lost, starts))
+    return next(both), next(both)
+
+
+def most_beside_writes(encoding: Encoding, shapes: tuple[PassShape, ...]) -> float:
+    """The most that writes may add to the factor of copies: all made while the channel reads, and
+    nothing read but the start units of the layer for which that tells most."""
+    lost, starts = (one.sum(axis=0).tolist() for one in _beside_writes(encoding, shapes))
+    return max(
+        (later / max(read, 1) for later, read in zip(lost, starts, strict=True)), default=0.0
     )
 
 

@@ -18,10 +18,16 @@ from planner.factors import Factors
 from planner.groups import Candidate
 from planner.memory import account_device
 from planner.objectives import objective_named
+from planner.overlap import most_beside_writes
 from planner.profiles import Profile
 from planner.scenarios import Sequences, split_sequences
 from solvers.checker import Violation, check_schedule
 from solvers.errors import InputError
+
+_KV_OTHERWISE = (
+    "keys and values lie below, which earlier versions reckoned otherwise (reads in prefill, "
+    "copies beside writes, bounds): plan again"
+)
 
 __all__ = ["candidate_of", "check_account", "check_prediction"]
 
@@ -58,8 +64,13 @@ def check_prediction(plan: Plan, profile: Profile) -> list[Violation]:
     if costs.raw is not None:
         compute = max(compute, costs.raw.compute_slowdown.value)
         raw = costs.raw.copy_slowdown.value
+    try:
+        candidate = candidate_of(plan, profile)
+    except InputError as error:
+        return [Violation("not_recomputed", "predicted", str(error))]
+    beside_writes = most_beside_writes(candidate.encoding, candidate.shapes("fit"))
     for name, value, most in (
-        ("copy", slowed.copy, costs.copy_slowdown.value),
+        ("copy", slowed.copy, costs.copy_slowdown.value + beside_writes),
         ("prefill", slowed.prefill, compute),
         ("decode", slowed.decode, compute),
         ("raw", slowed.raw, raw),
@@ -68,7 +79,6 @@ def check_prediction(plan: Plan, profile: Profile) -> list[Violation]:
             message = f"{value} times as long, {most} were measured at most"
             return [Violation("slowdown", f"predicted.slowdown.{name}", message)]
     try:
-        candidate = candidate_of(plan, profile)
         schedule = schedule_of(plan.policy)
         problem = candidate.problem("judge")
         found = list(check_schedule(problem, schedule))
@@ -83,11 +93,15 @@ def check_prediction(plan: Plan, profile: Profile) -> list[Violation]:
         ("bound_class", plan.bound_class, again.bound_class),
         *_pairs("predicted", plan.predicted, again.predicted),
     ]
-    return [
+    found = [
         Violation("prediction", where, f"the plan says {stated}, the replay {computed}")
         for where, stated, computed in pairs
         if not _same(stated, computed)
     ]
+    if plan.policy.kv is not None and found:
+        # nothing tells an edit from what an earlier version reckoned: one line for either
+        return [found[0]._replace(message=f"{found[0].message}; {_KV_OTHERWISE}")]
+    return found
 
 
 def candidate_of(plan: Plan, profile: Profile) -> Candidate:

@@ -103,6 +103,9 @@ def drifted(profile: Profile, drift: Drift) -> Profile:
             costs.kv_writes,
             alone=scaled_curve(costs.kv_writes.alone, drift.copies),
             beside=scaled_curve(costs.kv_writes.beside, drift.copies),
+            lost=None
+            if costs.kv_writes.lost is None
+            else scaled_curve(costs.kv_writes.lost, drift.copies),
         ),
         forms=None
         if costs.forms is None

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from planner.documents import OWN, CostProfile, Curve, Event, FormName, Surface
-from planner.form_costs import expert_curve
+from planner.form_costs import copies_slowdown, expert_curve, slowdown_of
 from planner.interval import TILED
 from planner.kv import Written, written_layer
 from planner.memory import EXPERT_TILE_ROWS, Forms
-from profiler.contention import overlap
+from profiler.contention import beside, overlap
 
 __all__ = [
     "SURFACES",
@@ -26,6 +26,7 @@ __all__ = [
     "SurfaceName",
     "alone_ns",
     "between_passes_ns",
+    "copy_factor",
     "slowed",
     "surface_of",
     "written",
@@ -165,7 +166,8 @@ def slowed(costs: CostProfile, run: Observed) -> Iterator[tuple[Event, float]]:
                 alone, beside = (_writing_ns(costs, run, event, one) for one in (0.0, share))
                 yield event, beside / alone if alone and beside else 1.0
                 continue
-            yield event, 1 + share * (costs.slowdown(event.kind, phase) - 1)
+            slowest = slowdown_of(costs, event.kind, phase, run.form(event))
+            yield event, 1 + share * (slowest - 1)
 
 
 def between_passes_ns(costs: CostProfile, runs: Iterable[Observed]) -> int:
@@ -182,3 +184,22 @@ def between_passes_ns(costs: CostProfile, runs: Iterable[Observed]) -> int:
         if event.kind == "embed" and run.phase(event) == "decode"
     ]
     return max(round(statistics.median(beyond)), 0) if beyond else 0
+
+
+def copy_factor(costs: CostProfile, run: Observed) -> float:
+    """How many times as long as alone copies take: beside computation, and beside writes of keys
+    and values by what each of them makes the channel later, at most as long as it lasts."""
+    writes, copies = costs.kv_writes, run.copies
+    factor = 1 + overlap(copies, run.working) * (copies_slowdown(costs, run.forms) - 1)
+    lost = None if writes is None else writes.lost
+    took = sum(event.end_ns - event.start_ns for event in copies)
+    if lost is None or not took:
+        return factor
+    wrote = [event for event in run.working if event.kind == "write_kv"]
+    shares = beside([event._replace(kind=str(at)) for at, event in enumerate(wrote)], copies)
+    later = sum(
+        shares.get(str(at), 0.0)
+        * min(written(run, event).total_ns(lost), event.end_ns - event.start_ns)
+        for at, event in enumerate(wrote)
+    )
+    return factor * took / max(took - later, 1)

@@ -30,7 +30,6 @@ from planner.documents import (
 from planner.interval import TILED
 from planner.memory import Forms
 from planner.profiles import Profile
-from profiler.contention import overlap
 from profiler.correct import corrected, scaled_channel, scaled_surface, weight
 from profiler.curves import figure
 from profiler.observed import (
@@ -38,6 +37,7 @@ from profiler.observed import (
     Observed,
     SurfaceName,
     alone_ns,
+    copy_factor,
     slowed,
     surface_of,
     written,
@@ -287,10 +287,9 @@ def _of_form(form: FormName) -> str:
 
 
 def _copied(costs: CostProfile, run: Observed) -> list[_Seen]:
-    """Copies; all of them lie beside computation by one share, too."""
-    copies = run.copies
-    factor = 1 + overlap(copies, run.working) * (costs.copy_slowdown.value - 1)
-    return [_Seen(event, COPY, factor) for event in copies]
+    """Copies; all of them lie beside computation, and writes, by one share, too."""
+    factor = copy_factor(costs, run)
+    return [_Seen(event, COPY, factor) for event in run.copies]
 
 
 def _every_other(seen: Sequence[_Seen], first: int) -> list[_Seen]:
@@ -350,7 +349,8 @@ def _rewritten(costs: CostProfile, run: Observed, seen: Sequence[_Seen]) -> KvWr
     ]
     if writes is None or not samples:
         return writes
-    return KvWrites(corrected(writes.alone, samples), corrected(writes.beside, samples))
+    both = (corrected(curve, samples) for curve in (writes.alone, writes.beside))
+    return KvWrites(*both, writes.lost)
 
 
 def _rescaled(

@@ -122,6 +122,8 @@ def measured_table(made: Profile) -> Table:
             f"{human_time(writes.alone(size))} for {human_bytes(size)}, "
             f"{human_time(writes.beside(size))} beside reads"
         )
+        if writes.lost is not None:
+            words += f", which are {human_time(writes.lost(size))} later"
         table.add_row(
             "writes of keys, values", words, f"± {_relative([writes.alone, writes.beside]):.0%}"
         )

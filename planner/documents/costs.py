@@ -232,12 +232,16 @@ class KvWrites:
         With nothing else on the drive.
     beside
         While the copy channel reads from it without pause.
+    lost
+        Of what the channel reads meanwhile: how much later it is through for one write; None where
+        that was not measured, and reads take no longer for writes.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     alone: Curve
     beside: Curve
+    lost: Added[Curve] = None
 
     def __call__(self, size_bytes: int, share: float) -> float:
         """Duration in ns of one of which ``share`` lies beside reads."""

@@ -94,3 +94,7 @@ def test_writes_of_keys_and_values_have_a_row_of_their_own() -> None:
     at = names.index("writes of keys, values")
     # the median of 5% and 35%
     assert (words[at], shares[at]) == ("40 us for 4.0 KiB, 200 us beside reads", "± 20%")
+    lost = Curve((4096,), (30_000,), (2_000,), (9,), "measured", None)
+    table = measured_table(profile(writes=KvWrites(alone, beside, lost)))
+    words = list(table.columns[1].cells)
+    assert words[at] == "40 us for 4.0 KiB, 200 us beside reads, which are 30 us later"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from planner.check import check_plan
@@ -22,11 +23,14 @@ from planner.factors import Factors
 from planner.groups import smallest_budget_bytes
 from planner.kv import NOT_MEASURED, Written, check_place, kv_stays, written_tokens
 from planner.memory import aligned
+from planner.overlap import most_beside_writes, overlap
 from planner.predict import predict
 from planner.recompute import candidate_of
 from planner.scenarios import PassShape
 from planner.solve import make_plan
 from solvers.errors import BudgetError, MoeplanError, OptionError, UnsupportedError
+from solvers.outcome import Schedule, StageChoice
+from solvers.problem import Problem, Scenarios
 
 WORK = Workload(requests=8, prompt_tokens=64, new_tokens=192)
 
@@ -104,6 +108,94 @@ def test_writes_cost_more_beside_copies(small_profile: Any) -> None:
     # where nothing slows computation, nothing tells how much of it lies beside copies
     still = Encoding(written(small_profile, 2, 6), WORK, 2, 2, 8 << 20, 64 << 10, "below")
     assert still.write_kv_ns(decode, 0, Factors()) == 3 * 6 * 24_096
+
+
+def losing(profile: Any) -> Any:
+    """Copies that are slowed by writes alone: by 1 us for a block, 2 us for 64 KiB."""
+    lost = Curve((4096, 65_536), (1_000, 2_000), (0, 0), (5, 5), "measured")
+    slowed = replace(profile.costs.copy_slowdown, value=1.0)
+    priced = written(profile, 2, 6, copy_slowdown=slowed)
+    costs = replace(priced.costs, kv_writes=replace(priced.costs.kv_writes, lost=lost))
+    index = replace(priced.index, costs_hash=document_hash(costs))
+    return replace(priced, costs=costs, index=index)
+
+
+@pytest.mark.parametrize("part", [1.0, 0.25])
+def test_what_copies_lose_beside_writes_by_hand(small_profile: Any, part: float) -> None:
+    """Of four layers one streams its start unit, and nothing else is copied: d ns in a prefill, s
+    ns in each of two decodes, which weigh 9 and 1.
+
+    A prefill of 4 sequences writes 8 chunks (16 us lost), a decode of 3 three blocks (3 us). The
+    first pass waits d, then computes for s / part, and the channel copies the second's start unit
+    beside that; so do the second pass and the third's. The third computes nothing. So a part of
+    all computation lies beside copies, in either phase, and as much of the writes: copies are later
+    by part x (16 + 10 x 3) us in d + 10 s.
+    """
+    encoding = Encoding(losing(small_profile), WORK, 2, 2, 8 << 20, 64 << 10, "below")
+    shapes = (
+        PassShape("prefill", 0, 4, 64, 1),
+        PassShape("decode", 0, 3, 100, 9),
+        PassShape("decode", 0, 3, 200, 1),
+    )
+    assert [encoding.lost_beside_ns(shape, 0) for shape in shapes] == [16_000, 3_000, 3_000]
+    stages = encoding.stages(Factors())
+    first = stages[0]
+    assert first.start is not None
+    assert first.short_start is not None
+    d, s = first.short_start.copy_ns, first.start.copy_ns
+    shape = (3, len(stages))
+    nothing, lead = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    lead[:2, 1] = round(s / part)
+    demand = np.zeros((*shape, max(len(stage.items) for stage in stages)), dtype=np.int32)
+    weight, short = np.array([1, 9, 1]), np.array([True, False, False])
+    work = demand.astype(np.int64)
+    scenarios = Scenarios(nothing, lead, demand, work, nothing, weight, short=short)
+    problem = Problem(stages, scenarios, 1 << 40, 1 << 20)
+    kept = tuple(
+        StageChoice(0 < index < len(stages) - 1, tuple(range(len(stage.items))))
+        for index, stage in enumerate(stages)
+    )
+    found = overlap(encoding, lambda: problem, shapes, Schedule(kept, 0, 1, 0), Factors())
+    most = 46_000 / (d + 10 * s)
+    assert found.copy == pytest.approx(1 + part * most, rel=1e-9)
+    assert most_beside_writes(encoding, shapes) == pytest.approx(most, rel=1e-12)
+    here = Encoding(losing(small_profile), WORK, 2, 2, 8 << 20, 64 << 10, None)
+    assert here.lost_beside_ns(shapes[0], 0) == 0
+    assert most_beside_writes(here, shapes) == 0.0
+
+
+def test_plans_pay_for_what_copies_lose(small_profile: Any, offloaded: Plan) -> None:
+    """The same budget, with and without: slower where it counts, and checked."""
+    budget = offloaded.memory["device"].capacity_bytes
+    none, some = (
+        planned(one, budget) for one in (written(small_profile, 1, 1), losing(small_profile))
+    )
+    assert (none.policy.kv, some.policy.kv) == ("below", "below")
+    profile = losing(small_profile)
+    assert check_plan(some, profile) == []
+    assert some.predicted.slowdown.copy > 1.0
+    more = replace(some.predicted, slowdown=replace(some.predicted.slowdown, copy=2.0))
+    faults = check_plan(replace(some, predicted=more), profile)
+    assert [fault.reason for fault in faults] == ["slowdown"]
+    note = next(note for note in none.notes if note.startswith("keys and values"))
+    assert "what copies lose beside them was not measured and is not priced" in note
+    note = next(note for note in some.notes if note.startswith("keys and values"))
+    assert "not priced" not in note
+
+
+def test_a_plan_of_an_earlier_version_is_told_in_one_line(
+    small_profile: Any, offloaded: Plan
+) -> None:
+    """What it says of its bound or its reads differs: one line that says what to do."""
+    old = replace(offloaded, bound=None, bound_class=None, gap=None)
+    totals = replace(
+        offloaded.predicted.totals, bytes_read=offloaded.predicted.totals.bytes_read + 1
+    )
+    several = replace(old, predicted=replace(offloaded.predicted, totals=totals))
+    for one in (old, several):
+        (fault,) = check_plan(one, small_profile)
+        assert fault.reason == "prediction"
+        assert fault.message.endswith("bounds): plan again")
 
 
 def test_a_paced_link_is_paced_in_both_directions(profile_factory: Any) -> None:

@@ -388,3 +388,17 @@ def test_writes_of_keys_and_values_move_alone_and_beside_by_one_ratio() -> None:
         assert new.duration_ns == tuple(round(ratio * one) for one in was.duration_ns)
         assert new.samples == (8, 5)
     assert refine(plain, trace(plain, [*EVENTS, *wrote])).costs.kv_writes is None
+    # reads are later by 60 ns for each write: for the three beside the copy, of 1800 and 1980 ns of
+    # copies in all, and for none of the others
+    losing = replace(writes, lost=curve((100, 60), (1000, 60)))
+    costs = replace(plain.costs, kv_writes=losing)
+    index = replace(plain.index, costs_hash=document_hash(costs))
+    priced = replace(plain, costs=costs, index=index)
+    again = refine(priced, trace(priced, [*EVENTS, copied, *wrote]))
+    before, after = (
+        next(step for step in one.steps if step.kind == "copy").before_ns for one in (found, again)
+    )
+    assert after / before == pytest.approx(3780 / (3780 - 180), rel=1e-3)
+    assert again.costs.kv_writes is not None
+    assert again.costs.kv_writes.lost == losing.lost
+    assert again.costs.kv_writes.alone == found.costs.kv_writes.alone
