@@ -371,6 +371,9 @@ class Engine(Closing):
             forms=None
             if self._source.model.forms is None
             else tuple(layer.forms for layer in self.plan.policy.layers),
+            raw=tuple(layer.raw for layer in self.plan.policy.layers)
+            if self._source.both
+            else None,
         )
 
     def routing(self) -> TraceArrays:

@@ -8,7 +8,6 @@ less far (``profiler.correct``). Copies correct the link alike.
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 from planner.comparable import disk_pace, pace_words
 from planner.documents import (
     OWN,
-    Channel,
     CostProfile,
     Curve,
     Event,
@@ -30,58 +28,23 @@ from planner.documents import (
 from planner.interval import TILED
 from planner.memory import Forms
 from planner.profiles import Profile
-from profiler.correct import corrected, scaled_channel, scaled_surface, weight
+from profiler.correct import corrected, scaled_surface, weight
 from profiler.curves import figure
+from profiler.host import refit_host
 from profiler.observed import (
     SURFACES,
     Observed,
     SurfaceName,
     alone_ns,
-    copy_factor,
     slowed,
     surface_of,
     written,
 )
+from profiler.relink import links_of, relinked
+from profiler.seen import Seen, Step, every_other, ratio, took
 from solvers.errors import OptionError, StaleError
 
 __all__ = ["Refined", "Step", "check_source", "observed", "refine"]
-
-COPY = "copy"
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One kind's correction, and its effect on the run that it comes from.
-
-    Attributes
-    ----------
-    kind
-        An operation kind (``expert in int8-1``: of the experts in a form), or ``copy``.
-    events
-        How many it comes from.
-    measured_ns, before_ns, after_ns
-        All of them together, as they were and as the costs say before and after.
-    held_out_ratio
-        Measured / predicted of every other event by a correction that comes from the rest; None
-        where there are too few. ``after_ns`` has seen what it is held against, this has not.
-    """
-
-    kind: str
-    events: int
-    measured_ns: int
-    before_ns: int
-    after_ns: int
-    held_out_ratio: float | None
-
-    @property
-    def before_ratio(self) -> float:
-        """Measured / predicted by the costs as they were."""
-        return self.measured_ns / max(self.before_ns, 1)
-
-    @property
-    def after_ratio(self) -> float:
-        """Measured / predicted by the corrected costs."""
-        return self.measured_ns / max(self.after_ns, 1)
 
 
 @dataclass(frozen=True)
@@ -92,21 +55,6 @@ class Refined:
     costs: CostProfile
     steps: tuple[Step, ...]
     drift: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """One event, what is corrected by it (a ``Step.kind``), and by how much copies beside it (or
-    computation beside a copy) lengthen it."""
-
-    event: Event
-    corrects: str
-    factor: float
-
-    @property
-    def alone_ns(self) -> float:
-        """What it took, freed of what ran beside it."""
-        return (self.event.end_ns - self.event.start_ns) / self.factor
 
 
 def check_source(profile: Profile, trace: Trace) -> None:
@@ -141,6 +89,10 @@ def check_source(profile: Profile, trace: Trace) -> None:
             "the trace's forms are not of the experts that the profile's store has: run the plan "
             "again"
         )
+    if trace.raw is not None and not _raw_fits(profile, trace.raw):
+        raise OptionError(
+            "the trace's raw experts are none that the profile's store has: run the plan again"
+        )
     planned, ran = disk_pace(profile.hardware), trace.paced_bytes_per_second
     if planned != ran:
         raise StaleError(
@@ -158,6 +110,16 @@ def _forms_fit(profile: Profile, forms: Forms) -> bool:
         len(forms) == len(sizes)
         and all(len(own) in (0, size) for own, size in zip(forms, sizes, strict=True))
         and known.issuperset(form for own in forms for form in own)
+    )
+
+
+def _raw_fits(profile: Profile, raw: tuple[tuple[int, ...], ...]) -> bool:
+    """Whether these are experts of a store that has all of them as they are, too."""
+    sizes = [layer.experts for layer in profile.model.layers]
+    return (
+        profile.costs.raw is not None
+        and len(raw) == len(sizes)
+        and all(item < size for own, size in zip(raw, sizes, strict=True) for item in own)
     )
 
 
@@ -210,19 +172,13 @@ def refine(profile: Profile, trace: Trace) -> Refined:
     check_source(profile, trace)
     depth = profile.model.encoder_depth
     run, costs, chunk = observed(trace, depth), profile.costs, trace.chunk_bytes or 1
-    # all kinds of unit alike, as they nearly are
-    share = profile.model.stored_share("expert")
     seen = _computed(costs, run)
     if costs.forms is not None and trace.forms is None:
         # an older moeplan's, which does not say in which form each was computed
         seen = [one for one in seen if one.event.kind != "expert"]
-    # of two formats a trace does not tell which was copied
-    copies = [] if costs.raw is not None else _copied(costs, run)
-    channel = _channel(profile.hardware, copies)
+    links = links_of(profile, run, chunk, trace.raw)
     corrected_costs = _refit(costs, run, seen)
-    link = _relink(channel, copies, chunk, share)
-    half_costs = _refit(costs, run, _every_other(seen, 0))
-    half_link = _relink(channel, _every_other(copies, 0), chunk, share)
+    half_costs = _refit(costs, run, every_other(seen, 0))
     steps = []
     for kind in dict.fromkeys(one.corrects for one in seen):
         own = [one for one in seen if one.corrects == kind]
@@ -230,28 +186,17 @@ def refine(profile: Profile, trace: Trace) -> Refined:
             Step(
                 kind,
                 len(own),
-                _took(own),
+                took(own),
                 _says(costs, run, own),
                 _says(corrected_costs, run, own),
-                _ratio(rest := _every_other(own, 1), _says(half_costs, run, rest)),
+                ratio(rest := every_other(own, 1), _says(half_costs, run, rest)),
             )
         )
-    if channel is not None and link is not None and half_link is not None:
-        rest = _every_other(copies, 1)
-        steps.append(
-            Step(
-                COPY,
-                len(copies),
-                _took(copies),
-                _copies_take(channel, copies, chunk, share),
-                _copies_take(link, copies, chunk, share),
-                _ratio(rest, _copies_take(half_link, rest, chunk, share)),
-            )
-        )
-    hardware = profile.hardware
-    if channel is not None and link is not None:
-        channels = tuple(link if one is channel else one for one in hardware.channels)
-        hardware = replace(hardware, channels=channels)
+    corrected_costs, host = refit_host(corrected_costs, run.events)
+    if host is not None:
+        steps.append(Step("host_expert", *host))
+    steps += [link.step() for link in links]
+    hardware, corrected_costs = relinked(profile.hardware, corrected_costs, links)
     drift, reference = None, costs.reference_ns
     if trace.reference_ns and reference.value:
         drift = statistics.median(trace.reference_ns) / reference.value
@@ -267,10 +212,10 @@ def refine(profile: Profile, trace: Trace) -> Refined:
 # --- what the run says ---------------------------------------------------------------------------
 
 
-def _computed(costs: CostProfile, run: Observed) -> list[_Seen]:
+def _computed(costs: CostProfile, run: Observed) -> list[Seen]:
     """Operations that the costs say something of, in order of kind."""
     found = [
-        _Seen(event, _corrects(run, event), factor)
+        Seen(event, _corrects(run, event), factor)
         for event, factor in slowed(costs, run)
         if alone_ns(costs, run, event)
     ]
@@ -286,36 +231,14 @@ def _of_form(form: FormName) -> str:
     return f"expert in {form}"
 
 
-def _copied(costs: CostProfile, run: Observed) -> list[_Seen]:
-    """Copies; all of them lie beside computation, and writes, by one share, too."""
-    factor = copy_factor(costs, run)
-    return [_Seen(event, COPY, factor) for event in run.copies]
-
-
-def _every_other(seen: Sequence[_Seen], first: int) -> list[_Seen]:
-    """Every other event of each kind."""
-    by_kind: defaultdict[tuple[str, str], list[_Seen]] = defaultdict(list)
-    for one in seen:
-        by_kind[one.event.kind, one.corrects].append(one)
-    return [one for own in by_kind.values() for one in own[first::2]]
-
-
-def _took(seen: Iterable[_Seen]) -> int:
-    return sum(one.event.end_ns - one.event.start_ns for one in seen)
-
-
-def _says(costs: CostProfile, run: Observed, seen: Iterable[_Seen]) -> int:
+def _says(costs: CostProfile, run: Observed, seen: Iterable[Seen]) -> int:
     return round(sum((alone_ns(costs, run, one.event) or 0) * one.factor for one in seen))
-
-
-def _ratio(seen: Sequence[_Seen], says_ns: int) -> float | None:
-    return _took(seen) / says_ns if seen and says_ns else None
 
 
 # --- computation ---------------------------------------------------------------------------------
 
 
-def _refit(costs: CostProfile, run: Observed, seen: Sequence[_Seen]) -> CostProfile:
+def _refit(costs: CostProfile, run: Observed, seen: Sequence[Seen]) -> CostProfile:
     def moved(curve: Curve, what: str, *, longer: bool) -> Curve:
         samples = [
             (one.event.rows, one.alone_ns, float(alone_ns(costs, run, one.event) or 0))
@@ -335,7 +258,7 @@ def _refit(costs: CostProfile, run: Observed, seen: Sequence[_Seen]) -> CostProf
     return replace(costs, curves=curves, forms=forms, kv_writes=writes, **surfaces)
 
 
-def _rewritten(costs: CostProfile, run: Observed, seen: Sequence[_Seen]) -> KvWrites | None:
+def _rewritten(costs: CostProfile, run: Observed, seen: Sequence[Seen]) -> KvWrites | None:
     """Writes of keys and values, alone and beside reads by the same ratios."""
     writes = costs.kv_writes
     samples = [
@@ -354,7 +277,7 @@ def _rewritten(costs: CostProfile, run: Observed, seen: Sequence[_Seen]) -> KvWr
 
 
 def _rescaled(
-    costs: CostProfile, run: Observed, seen: Sequence[_Seen], name: SurfaceName
+    costs: CostProfile, run: Observed, seen: Sequence[Seen], name: SurfaceName
 ) -> Surface | None:
     """All of a surface by one ratio, since a run has but one batch size."""
     surface: Surface | None = getattr(costs, name)
@@ -364,35 +287,3 @@ def _rescaled(
     said = sum(alone_ns(costs, run, one.event) or 0 for one in own)
     ratio = (sum(one.alone_ns for one in own) / said) ** weight(len(own))
     return scaled_surface(surface, ratio)
-
-
-# --- copies --------------------------------------------------------------------------------------
-
-
-def _channel(hardware: Hardware, copies: Sequence[_Seen]) -> Channel | None:
-    """The link that copies went over, unless it was paced: then it tells of its pace only."""
-    for channel in hardware.channels:
-        if channel.name != "d2h":
-            return channel if copies and channel.paced_bytes_per_second is None else None
-    return None
-
-
-def _copies_take(channel: Channel, copies: Sequence[_Seen], chunk_bytes: int, share: float) -> int:
-    return round(sum(_alone(channel, one.event, chunk_bytes, share) * one.factor for one in copies))
-
-
-def _alone(channel: Channel, event: Event, chunk_bytes: int, share: float) -> float:
-    """A copy alone, of which ``share`` is read."""
-    chunks = -(-event.size_bytes // chunk_bytes)
-    return channel.alone_ns(event.size_bytes * share, chunks)
-
-
-def _relink(
-    channel: Channel | None, copies: Sequence[_Seen], chunk_bytes: int, share: float
-) -> Channel | None:
-    """The link faster or slower as a whole: latency and time a byte by one ratio."""
-    if channel is None or not copies:
-        return channel
-    said = sum(_alone(channel, one.event, chunk_bytes, share) for one in copies)
-    ratio = (sum(one.alone_ns for one in copies) / said) ** weight(len(copies))
-    return scaled_channel(channel, ratio, len(copies))

@@ -149,7 +149,8 @@ class Trace(Document):
     a profile repeats; empty in traces of an older moeplan. ``inputs`` are those of its plan, and
     copies were made in pieces of ``chunk_bytes``; None in such traces. ``forms`` are those of the
     plan's experts, layer by layer (nothing where all are as in the checkpoint), of a store that has
-    several; None with any other store, and in such traces.
+    several; None with any other store, and in such traces. ``raw`` are the experts that were copied
+    as they are, layer by layer, of a store that has both; None likewise.
     """
 
     kind: ClassVar[str] = "trace"
@@ -165,3 +166,4 @@ class Trace(Document):
     inputs: Inputs | None = None
     chunk_bytes: Positive | None = None
     forms: Added[tuple[tuple[FormName, ...], ...]] = None
+    raw: Added[tuple[tuple[Count, ...], ...]] = None

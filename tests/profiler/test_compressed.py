@@ -89,7 +89,11 @@ def test_profile_plan_and_run(
     assert mixed.predicted.totals.bytes_read > packed.predicted.totals.bytes_read
     with Engine.from_plan(mixed, paced_bytes_per_second=PACE) as engine:
         engine.generate([[5, 6, 7, 8, 9, 10, 11, 12]] * 4)
-        assert engine.trace().totals.bytes_read > 0
+        trace = engine.trace()
+    assert trace.totals.bytes_read > 0
+    # what it copied as it is, for whoever corrects the links by it
+    assert trace.raw == tuple(layer.raw for layer in mixed.policy.layers)
+    assert any(trace.raw)
     layer = mixed.policy.layers[0]
     for change in ((5, 2), tuple(layer.resident)[:1] or (0, 0), (99,)):
         layers = (dataclasses.replace(layer, raw=change), *mixed.policy.layers[1:])

@@ -20,6 +20,7 @@ from planner.documents import (
     Inputs,
     KvWrites,
     ProfileIndex,
+    RawCopies,
     Surface,
     Timeline,
     Trace,
@@ -283,6 +284,63 @@ def test_costs_and_link_follow_a_run() -> None:
     assert found.drift == 60 / 50
     assert new.reference_ns.value == 60
     assert new.reference_ns.spread == pytest.approx(4 * 60 / 50)
+
+
+def of_both() -> Profile:
+    """The same of a store that has its two experts compressed, in half their bytes, and as they
+    are; a copy of these takes 2 ns a byte and 100 ns a piece."""
+    plain = several(line(100))
+    one = Figure(1.0, "measured", None, 1)
+    link = Channel("disk", Figure(5e8, "measured", 1e8, 7), Figure(100.0, "measured", None, 7))
+    costs = replace(plain.costs, raw=RawCopies(link, one, one))
+    shares = {"expert": 0.5, "dense": 0.5, "head": 1.0}
+    model: Any = SimpleNamespace(
+        stored_share=shares.__getitem__, encoder_depth=0, layers=[SimpleNamespace(experts=2)]
+    )
+    index = replace(plain.index, costs_hash=document_hash(costs))
+    return replace(plain, model=model, costs=costs, index=index)
+
+
+def test_of_two_formats_each_moves_its_own_link() -> None:
+    old = of_both()
+    # 300 bytes of expert 1 as it is, and 200 of a head that is tied to what is not compressed
+    raw = [
+        Event("copy_demand", "disk", 1, 0, 1, 2000, 2600, 0, 300),
+        Event("copy_head", "disk", 1, 1, 0, 2600, 3300, 0, 200),
+    ]
+    found = refine(old, trace(old, [*EVENTS, *raw], raw=((1,),)))
+    # 900 bytes of expert 0: 9 pieces and 450 bytes to read are 1350 ns, and took 1980
+    slower = (1980 / 1350) ** (1 / 4)
+    link = found.hardware.channels[0]
+    assert link.latency_ns.value == pytest.approx(100 * slower)
+    assert link.bandwidth_bytes_per_second.value == pytest.approx(1e9 / slower)
+    # 3 x 100 + 600 and 2 x 100 + 400 ns, and took 600 and 700: two copies count as two of five
+    assert found.costs.raw is not None
+    other = (1300 / 1500) ** (2 / 5)
+    link = found.costs.raw.link
+    assert link.latency_ns.value == pytest.approx(100 * other)
+    assert link.bandwidth_bytes_per_second.value == pytest.approx(5e8 / other)
+    steps = {step.kind: step for step in found.steps}
+    assert (steps["copy"].events, steps["copy"].before_ns) == (1, 1350)
+    assert (steps["copy as it is"].events, steps["copy as it is"].before_ns) == (2, 1500)
+    assert steps["copy as it is"].measured_ns == 1300
+
+
+def test_a_trace_that_says_no_formats_corrects_no_link() -> None:
+    old = of_both()
+    found = refine(old, trace(old))
+    assert found.hardware == old.hardware
+    assert found.costs.raw == old.costs.raw
+    assert not [step for step in found.steps if step.kind.startswith("copy")]
+
+
+@pytest.mark.parametrize("raw", [(), ((2,),), ((0,), (0,))])
+def test_formats_of_another_store_are_refused(raw: Any) -> None:
+    old = of_both()
+    with pytest.raises(OptionError, match="raw experts are none that the profile's store has"):
+        refine(old, trace(old, raw=raw))
+    with pytest.raises(OptionError, match="raw experts are none"):
+        refine(several(line(100)), trace(several(line(100)), raw=((0,),)))
 
 
 def test_each_step_shows_its_effect() -> None:
