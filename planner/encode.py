@@ -229,10 +229,10 @@ class Encoding:
 
     def copy_ns(self, size_bytes: int, factor: float = 1.0, kind: UnitKind = "expert") -> int:
         """One chunk on the channel, of which a compressed store has fewer bytes."""
-        if kind == "raw":
-            link, read = self.raw_copies.link, float(size_bytes)
-        else:
-            link, read = self.link, size_bytes * self.profile.model.stored_share(kind)
+        share = 1.0 if kind == "raw" else self.profile.model.stored_share(kind)
+        # a head that is tied to the embedding is not decoded either
+        plain = kind == "raw" or (share == 1.0 and self.profile.costs.raw is not None)
+        link, read = self.raw_copies.link if plain else self.link, size_bytes * share
         paced = link.paced_bytes_per_second
         floor = read * 1e9 / paced if paced else 0.0
         return math.ceil(max(link.alone_ns(read) * factor, floor))

@@ -67,6 +67,22 @@ def test_copies_as_they_are_take_what_was_measured_of_them(profile_factory: Any)
     assert one.stages(Factors())[1].items == (items[0],) * 8
 
 
+def test_a_head_that_is_not_compressed_is_copied_as_it_is(profile_factory: Any) -> None:
+    """Where decoding takes longest the link of what is decoded is slower by the byte."""
+    profile = both(profile_factory())
+    fast = profile.hardware.channels[0]
+    slow = replace(fast, bandwidth_bytes_per_second=figure(1e8))
+    hardware = replace(profile.hardware, channels=(slow,))
+    # dense parts in half, the head as it is: 1,000 bytes at 100 MB/s and at 1 GB/s, 20 us a piece
+    for head, head_ns in ((1.0, 21_000), (0.5, 25_000)):
+        model = replace(profile.model, stored=StoredShares(0.5, 0.5, head))
+        one = Encoding(replace(profile, hardware=hardware, model=model), WORKLOAD, 1, 16, 1 << 23,
+                       65536)  # fmt: skip
+        assert one.copy_ns(1000, kind="head") == head_ns
+        assert one.copy_ns(1000, kind="dense") == one.copy_ns(1000, kind="expert") == 25_000
+        assert one.copy_ns(1000, kind="raw") == 21_000
+
+
 def test_the_format_with_no_drawback_is_taken_for_all(profile_factory: Any) -> None:
     """Fewer bytes at no price; and decoding so slow that compressed copies take longer."""
     candidate, schedule = looked(both(profile_factory()), 600_000)
