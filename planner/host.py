@@ -34,14 +34,17 @@ def host_stays(hardware: Hardware, costs: CostProfile) -> str | None:
 def host_times(
     hardware: Hardware, costs: CostProfile, demand: npt.NDArray[np.int32]
 ) -> npt.NDArray[np.int64] | None:
-    """Times of demanded experts where they lie ([passes, stages, items]), as if nothing were copied
-    beside it; None where no host computes. The last stage is the head, which has no experts."""
+    """Times of demanded experts where they lie ([passes, stages, items]), with the way of their
+    rows; None where no host computes. Measured ones are as beside copies, those from data sheets as
+    if nothing were copied meanwhile. The last stage is the head, which has no experts."""
     if host_stays(hardware, costs) is not None or costs.host_expert is None:
         return None
+    measured = costs.hosting
+    curves = [costs.host_expert] if measured is None else [measured.beside, measured.way]
     rows = demand.copy()
     rows[:, -1] = 0
     different, places = np.unique(rows, return_inverse=True)
-    times = [costs.host_expert.tiled(int(count), EXPERT_TILE_ROWS) for count in different]
+    times = [sum(one.tiled(int(count), EXPERT_TILE_ROWS) for one in curves) for count in different]
     return np.array(times, dtype=np.int64)[places].reshape(rows.shape)
 
 

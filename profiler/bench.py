@@ -193,10 +193,13 @@ class Bench(Closing):
         self._log.add(layer, self.device, self._members)
 
     def choice(self, layer: int) -> list[int]:
-        """Experts of a layer that routing may name: residents, or all where those are too few."""
-        spec = self.model.layers[layer]
-        resident = self.plan.policy.layers[layer].resident
-        return list(resident if len(resident) >= spec.top_k else range(spec.experts))
+        """Experts of a layer that routing may name: residents, or a host's, which are not copied
+        ahead; all where those are too few."""
+        spec, own = self.model.layers[layer], self.plan.policy.layers[layer]
+        named = list(own.resident)
+        if self.plan.policy.host is not None:
+            named = [expert for expert in range(spec.experts) if expert not in own.prefetch]
+        return named if len(named) >= spec.top_k else list(range(spec.experts))
 
     def most_rows(self, tokens: int) -> int:
         """Rows of each expert where ``tokens`` are spread evenly over all that may be named."""
@@ -281,20 +284,21 @@ class Bench(Closing):
 
     def stream(self, *, on: bool) -> None:
         """From now on let the channel copy prefetches in vain, or let it rest."""
-        self._transfers.close()
+        self.close()
         # the head is not part of every pass here, so its tiles would block the chain
         self._start(self.device.units.chain[:-1] if on else ())
 
     def fill(self, units: Sequence[Unit]) -> list[Event]:
         """Copy ``units`` in this order, with nothing computed beside; returns the copies."""
-        self._transfers.close()
+        self.close()
         self._start((tuple(units),))
         self._transfers.wait(units[-1])
-        self._transfers.close()
+        self.close()
         events = self._recorder.take()
         self._start(())
         return events
 
     def close(self) -> None:
-        """Stop the reader."""
+        """Stop the reader, and what computes on a host."""
         self._transfers.close()
+        self._runtime.close()

@@ -106,11 +106,18 @@ def prefill_cells(model: ModelSpec, most_tokens: int) -> Iterator[list[Cell]]:
 
 
 def measure_cell(
-    bench: Bench, cell: Cell, samples: PassSamples, budget_ns: int, least: int = 3, most: int = 24
+    bench: Bench,
+    cell: Cell,
+    samples: PassSamples,
+    budget_ns: int,
+    least: int = 3,
+    most: int = 24,
+    kind: str = "expert",
 ) -> None:
     """Passes of one kind until the time is up (and ``least`` were made, if they are not too long).
 
-    The first pass warms up libraries, caches and pages, and is not counted.
+    The first pass warms up libraries, caches and pages, and is not counted. ``kind`` is what its
+    experts are recorded as.
     """
     counts, past = cell.counts()
     tiles = bench.plan.policy.head_tiles
@@ -121,7 +128,7 @@ def measure_cell(
         shift = turn % len(sizes)
         rows = min(
             (*sizes[shift:], *sizes[:shift]),
-            key=lambda rows: len(samples.by_rows.get(("expert", rows), ())),
+            key=lambda rows: len(samples.by_rows.get((kind, rows), ())),
         )
         events = bench.run(
             counts, past, rows, head_tiles=min(tiles, HEAD_TILES), prompt=cell.behind

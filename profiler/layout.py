@@ -6,9 +6,10 @@ import dataclasses
 from dataclasses import dataclass
 
 from executor.device import DTYPES
-from planner.documents import OWN, FormName, LayerPolicy, ModelSpec, Policy, Workload
+from planner.documents import OWN, FormName, HostCompute, LayerPolicy, ModelSpec, Policy, Workload
 from planner.memory import account_device, default_head_tiling
 from planner.sides import parts_of
+from planner.span import context_tokens
 
 __all__ = ["HEAD_TILES", "BenchPlan", "Layout", "bench_layers", "first_layers"]
 
@@ -134,6 +135,24 @@ class Layout:
                 break
             best = bench
         return best
+
+    def hosting(self, workload: Workload) -> BenchPlan | None:
+        """The bench of the most layers for experts on the host: it computes the first ones of each
+        layer's, and the others are prefetched in vain; None where none fits.
+
+        Half of them are enough, but where that leaves no choice of rows for each.
+        """
+        plan = self.widest(workload)
+        if plan is None:
+            return None
+        layers = []
+        for index, layer in enumerate(plan.policy.layers):
+            spec = self.model.layers[index]
+            own = max(spec.experts // 2, min(2 * spec.top_k, spec.experts - 1))
+            layers.append(dataclasses.replace(layer, prefetch=layer.prefetch[own:]))
+        everything = HostCompute(workload.requests * context_tokens(workload), 100)
+        policy = dataclasses.replace(plan.policy, layers=tuple(layers), host=everything)
+        return dataclasses.replace(plan, policy=policy)
 
     @property
     def _least_layers(self) -> int:

@@ -33,6 +33,7 @@ from profiler.compute import Cell, decode_cells, fitting, measure_cell, prefill_
 from profiler.contention import Turn, contend, kind_slowdowns, slowdowns
 from profiler.curves import drifting, fit_curve, fit_surface
 from profiler.effort import Effort
+from profiler.host import HostSamples, host_tasks
 from profiler.in_runs import as_runs_do
 from profiler.kv import WriteSamples, measure_writes
 from profiler.layout import BenchPlan, Layout
@@ -94,6 +95,7 @@ class Measurement:
     raw_pairs: list[tuple[Turn, Turn]] = field(default_factory=list)
     writes: WriteSamples = field(default_factory=WriteSamples)
     form_samples: dict[FormName, PassSamples] = field(default_factory=dict)
+    host: HostSamples = field(default_factory=HostSamples)
     runs: list[Observed] = field(default_factory=list)
     reference: Reference = field(default_factory=Reference)
     order: Random = field(default_factory=lambda: Random(0))
@@ -142,6 +144,13 @@ class Measurement:
         if not decoding or not any(task.what.startswith("prefill") for task in tasks):
             raise too_little(self.model, self.memory_bytes)
         tasks += self._form_tasks(groups)
+        if self.backend.link == "h2d" and not self.model.encoder:
+            sizes = self.model, self.memory_bytes
+            layouts = [
+                Layout(*sizes, slots, stream=True, chunk_bytes=self._beside_chunk)
+                for slots in _SLOTS[:-1]
+            ]
+            tasks += host_tasks(layouts, groups, self._bench, self.host, self.effort.cell_ns)
         tasks += self._contention_tasks()
         if self.source.both:
             tasks += self._contention_tasks(raw=True)
@@ -331,6 +340,7 @@ class Measurement:
         share = self.model.stored_share("expert")
         both = (*self.pairs, *self.prefill_pairs)
         ratios = slowdowns(both, self._alone_rate(self.copies, share), self._tag)
+        host_expert, hosting = self.host.fit()
         costs = CostProfile(
             model_hash=document_hash(self.model),
             hardware_hash=document_hash(hardware),
@@ -348,6 +358,8 @@ class Measurement:
             raw=self._raw(),
             forms=self._forms(),
             kv_writes=self.writes.fit(),
+            host_expert=host_expert,
+            hosting=hosting,
         )
         return self._as_in_runs(costs)
 

@@ -65,7 +65,7 @@ def add_pass(
     samples
         Where they go.
     events
-        Of one pass; only those on the compute channel count.
+        Of one pass; only those on the compute channel count, and a host's experts.
     batch_size
         Sequences of each batch.
     prompt_tokens, context
@@ -95,9 +95,9 @@ def add_pass(
                 samples.cross_prefill[batch_size, prompt_tokens].append(duration)
         elif event.kind == "head":
             head.append(event)
-        elif event.kind == "expert":
+        elif event.kind in ("expert", "host_expert"):
             if event.rows in expert_rows:
-                samples.by_rows["expert", event.rows].append(duration)
+                samples.by_rows[event.kind, event.rows].append(duration)
         elif event.kind in _BY_ROWS:
             samples.by_rows[event.kind, event.rows].append(duration)
     if head:

@@ -30,6 +30,7 @@ __all__ = [
     "CostProfile",
     "Curve",
     "Hardware",
+    "HostExperts",
     "KvWrites",
     "OperationKind",
     "RawCopies",
@@ -249,6 +250,25 @@ class KvWrites:
         return alone + share * (self.beside(size_bytes) - alone)
 
 
+@dataclass(frozen=True, slots=True)
+class HostExperts:
+    """Of experts computed on the host, what is measured beside ``CostProfile.host_expert``.
+
+    Attributes
+    ----------
+    beside
+        One expert, against rows, while the channel copies without pause, as it does where others
+        are copied.
+    way
+        The way of its rows from the device and back, against rows.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    beside: Curve
+    way: Curve
+
+
 def _interpolate(xs: tuple[int, ...], ys: tuple[int, ...], x: int) -> int:
     """Piecewise linear, rounded up, never negative; see ``Curve.__call__``."""
     if x <= 0:
@@ -295,8 +315,10 @@ class CostProfile(Document):
         The same in prefill, where many rows make other things scarce; what is not in it is as in
         decode.
     host_expert
-        One expert computed on the host, where it lies, against rows, with the way of its rows from
-        the device and back; None where no host computes.
+        One expert computed on the host, where it lies, against rows; from data sheets, with the way
+        of its rows from the device and back. None where no host computes.
+    hosting
+        What is measured of it beside; None without measurements.
     kv_writes
         Of keys and values that lie below the device; None where none were measured, and they are
         priced as reads.
@@ -329,6 +351,7 @@ class CostProfile(Document):
     host_expert: Added[Curve] = None
     kv_writes: Added[KvWrites] = None
     forms: Added[Keyed[FormName, Curve]] = None
+    hosting: Added[HostExperts] = None
 
     def __post_init__(self) -> None:
         missing = sorted(_ALWAYS_NEEDED - set(self.curves))
@@ -336,6 +359,8 @@ class CostProfile(Document):
             raise ValueError(f"curves: no curve for {', '.join(missing)}")
         if (self.cross_decode is None) != (self.cross_prefill is None):
             raise ValueError("cross_decode and cross_prefill: one is there without the other")
+        if self.hosting is not None and self.host_expert is None:
+            raise ValueError("hosting is there without host_expert")
         for name in ("copy_slowdown", "compute_slowdown"):
             if getattr(self, name).value < 1:
                 raise ValueError(f"{name} is below 1")

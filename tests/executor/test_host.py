@@ -4,20 +4,18 @@ the GPU, so that the path runs everywhere."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from executor import Engine, open_weights
 from executor import engine as engine_module
-from executor.direct import Piece, UnitReader
-from executor.memory import CpuBackend
 from planner.documents import HostCompute, Plan, Workload
-from planner.memory import aligned, smallest_policy
+from planner.memory import smallest_policy
 from solvers.errors import UnsupportedError
+from tests.stand_in import StandIn
 
 WORK = Workload(4, 6, 5)
 PROMPTS = [[3, 5, 7, 9, 11, 13], [4, 6], [8, 10, 12], [14]]
@@ -25,35 +23,6 @@ PROMPTS = [[3, 5, 7, 9, 11, 13], [4, 6], [8, 10, 12], [14]]
 
 class BrokenError(RuntimeError):
     """A failure of a stand-in."""
-
-
-@dataclass
-class Holding:
-    """A CPU's memory, with the units that stream kept beside it, as a GPU's host memory is."""
-
-    inner: Any
-    units: dict[tuple[Piece, ...], torch.Tensor] = field(default_factory=dict)
-    holds: bool = True
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def held(self, pieces: tuple[Piece, ...]) -> torch.Tensor | None:
-        return self.units.get(pieces)
-
-    def prepare(self, reader: UnitReader, streamed: list[tuple[Piece, ...]]) -> None:
-        for pieces in streamed:
-            size = max(piece.unit_offset_bytes + piece.size_bytes for piece in pieces)
-            room = torch.zeros(aligned(size), dtype=torch.uint8)
-            reader.read(pieces, memoryview(room.numpy()), 0, size)  # type: ignore[arg-type]
-            self.units[pieces] = room
-
-
-class StandIn(CpuBackend):
-    """See the module."""
-
-    def memory(self, *sizes: Any) -> Any:
-        return Holding(super().memory(*sizes))
 
 
 @pytest.fixture

@@ -42,7 +42,10 @@ def test_profile_on_a_gpu(checkpoint: Callable[[str], Path], tmp_path: Path) -> 
             prompts=PROMPTS,
             effort=quick,
         )
-        hardware = load_profile(out).hardware
+        profile = load_profile(out)
+        hardware = profile.hardware
+        # what streams from host memory may be computed there
+        assert (profile.costs.hosting is not None) == (channel == "h2d")
         assert hardware.device == "cuda"
         assert [one.name for one in hardware.channels] == [channel]
         assert hardware.processor == torch.cuda.get_device_name()
