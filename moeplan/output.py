@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -168,12 +168,16 @@ class Steps:
 class SearchSteps:
     """A solver's progress (a name, its best objective, its bound) as shares of its time limit."""
 
-    def __init__(self, steps: Steps, limit_seconds: float) -> None:
+    def __init__(self, steps: Callable[[int, int, str], None], limit_seconds: float) -> None:
         self._steps = steps
         self._start = time.monotonic()
         self._limit_ms = int(limit_seconds * 1000)
 
     def __call__(self, name: str, objective: int, bound: int | None) -> None:
+        if objective <= 0:
+            # before or after the search: no share of its time
+            self._steps(0, 0, name)
+            return
         spent_ms = min(int((time.monotonic() - self._start) * 1000), self._limit_ms)
         gap = ""
         if bound is not None and objective > 0:

@@ -30,6 +30,7 @@ __all__ = [
     "run_baselines",
     "run_solver",
     "run_strategy",
+    "stage",
     "told",
 ]
 
@@ -178,6 +179,12 @@ def _look(candidate: Candidate, index: int) -> list[tuple[float, int, Candidate,
     return [(candidate.score("fit", search.best), index, candidate, search.best)]
 
 
+def stage(progress: Progress | None, name: str) -> None:
+    """Tell what is done before or after the search, which the time limit is not of."""
+    if progress is not None:
+        progress(name, 0, None)
+
+
 def told(progress: Progress | None, candidate: Candidate) -> Progress | None:
     """A progress callback whose name says which n and b is being solved."""
     if progress is None:
@@ -308,8 +315,10 @@ class Looks:
         found: list[Candidate],
         deadline: float = float("inf"),
         patience: Patience | None = None,
+        progress: Progress | None = None,
     ) -> Looks:
         """With no policy yet."""
+        stage(progress, f"a first look at {len(found)} sizes of groups")
         return cls(found, first_looks(found, deadline, patience or Patience(False)))
 
     def strategy(self, name: str, profile: Profile, seed: int) -> Entry:
@@ -320,14 +329,19 @@ class Looks:
 
 
 def run_baselines(
-    skip: str, profile: Profile, looks: Looks, seed: int, patience: Patience
+    skip: str,
+    profile: Profile,
+    looks: Looks,
+    seed: int,
+    patience: Patience,
+    progress: Progress | None = None,
 ) -> list[Entry]:
     """All baselines but ``skip``; once interrupted, with the most promising n and b alone."""
     rivals = []
     hosted = () if host_stays(profile.hardware, profile.costs) is not None else HOSTED
-    for name in (*BASELINES, *hosted):
-        if name == skip:
-            continue
+    names = [name for name in (*BASELINES, *hosted) if name != skip]
+    for at, name in enumerate(names, 1):
+        stage(progress, f"comparing with {name}, {at} of {len(names)}")
 
         def work(name: str = name) -> Entry:
             if patience.interrupted:

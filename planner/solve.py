@@ -32,20 +32,21 @@ from planner.entries import (
     mixed,
     run_baselines,
     run_solver,
+    stage,
     told,
 )
 from planner.formats import streamed
 from planner.forms import expert_error
-from planner.groups import candidates, smallest_account, smallest_budget_bytes
+from planner.groups import candidates, smallest_budget_bytes
 from planner.host import check_hosted
 from planner.kv import Place, check_place
 from planner.notes import plan_notes
 from planner.objectives import OBJECTIVES, Objective, check_second, objective_named
 from planner.profiles import Profile
 from planner.second import settle_second
-from planner.sizes import typed_size
 from planner.span import check_span
-from solvers.errors import BudgetError, OptionError
+from planner.too_small import too_small
+from solvers.errors import OptionError
 from solvers.outcome import Stop
 from solvers.registry import Feature, Limits, Progress, load_runnable, names
 
@@ -108,7 +109,8 @@ def make_plan(
     seed
         Of the scenarios and of the solver.
     progress
-        Called with a name, the best objective so far and the bound.
+        Called with a name, the best objective so far and the bound (0 and None before and after
+        the search, which the time limit is not of).
     then
         A second objective: of the plans found whose first objective is within ``tolerance`` (a
         share) of the best, the one that is best by this.
@@ -143,6 +145,7 @@ def make_plan(
         kv=kv,
     )
     asked = Asked(solver, kv, then=then, tolerance=None if then is None else tolerance)
+    stage(progress, "judging on sequences that were kept apart")
     return patience.finish(lambda: document(profile, entry, rivals, seed, asked))
 
 
@@ -207,10 +210,10 @@ def solve(
     deadline = time.monotonic() + (time_limit_seconds if cap_seconds is None else cap_seconds)
     found = looks.found if looks else candidates(profile, workload, memory_bytes, seed, goal, kv)
     if not found:
-        raise _too_small(profile, workload, memory_bytes, kv)
+        raise too_small(profile, workload, memory_bytes, kv)
     searching = Feature.BOUND in backend.features
     # a rule takes no time limit: no clock decides which plan it makes
-    looks = looks or Looks.of(found, deadline if searching else math.inf, patience)
+    looks = looks or Looks.of(found, deadline if searching else math.inf, patience, progress)
     ranked = looks.ranked
     entries: list[Entry] = []
 
@@ -233,13 +236,14 @@ def solve(
     else:
         entries.append(looks.strategy(solver, profile, seed))
     best = min(entries, key=lambda entry: entry.chosen_value)
-    rivals = run_baselines(solver, profile, looks, seed, patience)
+    rivals = run_baselines(solver, profile, looks, seed, patience, progress)
     if searching:
         closest = min(rivals, key=lambda entry: entry.chosen_value)
         if closest.chosen_value < best.chosen_value and time.monotonic() < deadline:
             # its n and b may be none of those solved above
             with patience.once():
-                entry = run_solver(solver, closest.candidate, limits(), closest.schedule)
+                tell = told(progress, closest.candidate)
+                entry = run_solver(solver, closest.candidate, limits(), closest.schedule, tell)
                 entries.append(entry)
                 if entry.stop is Stop.INTERRUPTED:
                     patience.note()
@@ -283,7 +287,7 @@ def _least_memory(
     ``then`` (throughput)."""
     smallest = smallest_budget_bytes(profile, workload, kv)
     if memory_bytes < smallest:
-        raise _too_small(profile, workload, memory_bytes, kv)
+        raise too_small(profile, workload, memory_bytes, kv)
     room = smallest if then is None else int(smallest * (1 + tolerance))
     entry, rivals = solve(
         profile,
@@ -300,34 +304,6 @@ def _least_memory(
     )
     entry, *rivals = (aimed(housed(one, memory_bytes), goal) for one in (entry, *rivals))
     return entry, rivals
-
-
-def _too_small(profile: Profile, workload: Workload, memory_bytes: int, kv: Place) -> BudgetError:
-    """What a budget that cannot work is told: the smallest that can, and what it is for."""
-    smallest, purposes = smallest_account(profile, workload, kv)
-    ranked = sorted(purposes.items(), key=lambda item: (-item[1], item[0]))
-    most = ", ".join(f"{typed_size(size)} for {_PURPOSES[name]}" for name, size in ranked[:3])
-    return BudgetError(
-        f"a budget of {memory_bytes:,} bytes is too small for this model and workload: the "
-        f"smallest that works is {smallest:,} bytes ({typed_size(smallest)}), with one sequence at "
-        f"a time and nothing resident; most of it is {most}",
-        smallest,
-    )
-
-
-_PURPOSES = {
-    "dense": "dense parts",
-    "dense_slots": "the dense part of one layer",
-    "experts": "experts",
-    "slots": "one expert or head tile",
-    "head": "the final norm",
-    "kv": "KV at its longest",
-    "hidden": "hidden states",
-    "workspace": "workspace and the read buffer",
-    "logits": "logits",
-    "embedding": "embedding rows",
-}
-"""What the smallest budget's purposes hold, in words."""
 
 
 def inputs_of(profile: Profile) -> Inputs:

@@ -315,9 +315,11 @@ def plan(
             tolerance=share,
             kv=place,
         )
-    if predictors:
-        made = with_predictors(made, loaded, seed)
-    faults = check_plan(made, loaded)
+        if predictors:
+            steps(0, 0, "asking predictors")
+            made = with_predictors(made, loaded, seed)
+        steps(0, 0, "checking, by code that shares nothing with the search")
+        faults = check_plan(made, loaded)
     if faults:
         # the plan's maker and the checker disagree: a bug, which must not leave as a plan
         raise RuntimeError(f"the checker refuses the new plan: {faults}")

@@ -60,7 +60,7 @@ def plan_at(
     client = Client(url, token=os.environ.get("MOEPLAN_TOKEN"))
 
     def told(step: dict[str, Any]) -> None:
-        progress(step["stage"], step["incumbent"], step["bound"])
+        progress(step["stage"], step["incumbent"] or 0, step["bound"])
 
     def lost() -> None:
         progress("the service does not answer; asking again", 0, None)

@@ -63,7 +63,7 @@ def _plan(store: Store, inputs: dict[str, Any], tell: Telling) -> Made:
         tell(
             {
                 "stage": stage,
-                "incumbent": objective,
+                "incumbent": objective if objective > 0 else None,
                 "bound": bound,
                 "gap": (objective - (bound or 0)) / objective if known else None,
             }

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from moeplan import cli
 from moeplan.commands.outputs import give_outputs
-from moeplan.output import EXIT_CODES, Reporter, Steps, exit_code
+from moeplan.output import EXIT_CODES, Reporter, SearchSteps, Steps, exit_code
 from planner.documents import DOCUMENTS, Workload, to_json
 from solvers import errors
 
@@ -155,6 +155,15 @@ def test_progress_without_a_terminal_ends(monkeypatch: pytest.MonkeyPatch) -> No
         steps(1, 4)
         steps(2, 4)
     assert stream.getvalue() == "load 25%\nload: 100%, done in 15 s\n"
+
+
+def test_before_and_after_a_search_no_share_of_its_time_is_told() -> None:
+    told: list[tuple[int, int, str]] = []
+    steps = SearchSteps(lambda *one: told.append(one), 0.0)  # its time is over
+    steps("a first look", 0, None)
+    steps("cpsat", 8, 6)
+    assert told[0] == (0, 0, "a first look")
+    assert told[1][2] == "cpsat, gap 25.0% on fitted sequences; time used:"
 
 
 @pytest.mark.parametrize("fails", [False, True])

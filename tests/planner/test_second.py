@@ -16,6 +16,7 @@ from planner.entries import Patience
 from planner.groups import smallest_account, smallest_budget_bytes
 from planner.memory import ALIGNMENT_BYTES, smallest_budget
 from planner.solve import make_plan, solve
+from planner.too_small import PURPOSES
 from solvers.errors import BudgetError, OptionError
 from solvers.exact import ExactSolver
 
@@ -193,7 +194,7 @@ def test_the_smallest_budget_works_and_a_page_less_does_not(
     assert caught.value.smallest_bytes == smallest
     largest = max(purposes, key=lambda name: (purposes[name], name))
     words = str(caught.value).partition("most of it is ")[2].split(",")[0]
-    assert words.endswith(planner.solve._PURPOSES[largest])
+    assert words.endswith(PURPOSES[largest])
     made = make_plan(profile, workload, memory_bytes=smallest, solver="on-demand")
     assert made.memory["device"].peak_bytes <= smallest
     assert check_plan(made, profile) == []

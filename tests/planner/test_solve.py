@@ -105,11 +105,20 @@ def test_the_timeline_is_without_overlaps(plan: Plan) -> None:
 def test_the_same_plan_byte_for_byte_and_progress_says_which_n_and_b(
     small_profile: Any, plan: Plan, budget: int
 ) -> None:
-    told: list[str] = []
-    again = planned(small_profile, budget, lambda name, _objective, _bound: told.append(name))
+    told: list[tuple[str, int, int | None]] = []
+    again = planned(small_profile, budget, lambda *one: told.append(one))
     assert dump_document(again) == dump_document(plan)
-    assert told
-    assert all(re.fullmatch(r"cpsat, n x b = \d+ x \d+", name) for name in told)
+    searched = [name for name, objective, _ in told if objective > 0]
+    assert searched
+    assert all(re.fullmatch(r"cpsat, n x b = \d+ x \d+", name) for name in searched)
+    # what the time limit is not of is told, too, each once, before and after the search
+    first, *after = [(name, bound) for name, objective, bound in told if objective == 0]
+    assert re.fullmatch(r"a first look at \d+ sizes of groups", first[0])
+    last = "judging on sequences that were kept apart"
+    ends = (f"comparing with {name}, {at} of 7" for at, name in enumerate(BASELINES, 1))
+    assert after == [*((words, None) for words in ends), (last, None)]
+    assert told[0][0] == first[0]
+    assert told[-1][0] == last
 
 
 def test_under_another_cap_the_clock_decides_nothing(
