@@ -94,7 +94,8 @@ def proven_ns(problem: Problem, proof: Proof) -> int | None:
     most_ahead = longest * most_slots + -(-pace * problem.capacity_bytes // per)
     plan = None
     if proof.plan is not None:
-        plan = plan_shares(problem, proof.plan, pace, per, most_ahead, last)
+        serial = fixed and slots == 1 and scenarios.host_work_ns is None
+        plan = plan_shares(problem, proof.plan, pace, per, most_ahead, last, serial=serial)
 
     # constants
     total = -proof.memory * problem.capacity_bytes + int((proof.room * start_held).sum())

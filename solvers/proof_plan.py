@@ -15,6 +15,9 @@ on one of its demanded items and v = max(w - (X - x), 0)
     late    t - A - x - p - sum of a w (1 - r - y) - e + e before >= 0
                                     what was not copied ahead is copied after the lead, and then
                                     one item at least is still to be worked on
+    serial  t - A - p - sum of a (w (1 - r - y) + x (1 - r)) - e + e before >= 0
+                                    instead of ``late`` where there is one slot, which an item keeps
+                                    from its copy to the end of its work: x is each item's own work
     whole   t - A - X - p - sum of a (v (1 - r) - w y) - e + e before >= 0
                                     likewise; the first whole item hides behind other work, if any
     chain   z before + phi + lambda + p - s (1 - q) - sum of w y - z >= 0
@@ -150,7 +153,14 @@ def refuse_malformed_plan(plan: PlanProof, shape: tuple[int, int, int]) -> None:
 
 
 def plan_shares(
-    problem: Problem, plan: PlanProof, pace: int, per: int, most_ahead: int, last: Int64
+    problem: Problem,
+    plan: PlanProof,
+    pace: int,
+    per: int,
+    most_ahead: int,
+    last: Int64,
+    *,
+    serial: bool,
 ) -> PlanShares:
     """Recompute what the multipliers add.
 
@@ -165,6 +175,8 @@ def plan_shares(
         End of the ranges of e and z.
     last
         Passes at which runs end.
+    serial
+        ``late`` holds multipliers of ``serial``: there is one slot, and no host.
     """
     times = PlanTimes(problem)
     active = (problem.scenarios.demand > 0).astype(object)
@@ -172,7 +184,10 @@ def plan_shares(
     gain, longest = times.gain.astype(object), int(problem.copy_ns.max(initial=0))
     late, whole, both = plan.late, plan.whole, plan.late + plan.whole
     fixed = times.fixed.astype(object)
-    total = int((late * (fixed + times.least_end + (active * copy).sum(axis=2))).sum())
+    after, end = active * copy, times.least_end.astype(object)
+    if serial:
+        after, end = after + problem.scenarios.work_ns.astype(object), 0 * end
+    total = int((late * (fixed + end + after.sum(axis=2))).sum())
     total += int((whole * (fixed + times.work + gain.sum(axis=2))).sum())
     total -= int(plan.share.sum())
     total += int((plan.chain * (start - times.most_before)).sum())
@@ -189,7 +204,7 @@ def plan_shares(
     for coefficients in (both - following + plan.carry * per, beyond):
         total += most_ahead * sum(min(int(value), 0) for value in coefficients.ravel())
     slots = int(plan.sets.sum() + plan.carry.sum())
-    residents = (late[:, :, None] * active * copy + whole[:, :, None] * gain).sum(axis=0)
+    residents = (late[:, :, None] * after + whole[:, :, None] * gain).sum(axis=0)
     return PlanShares(
         total,
         both,

@@ -195,7 +195,8 @@ def _solve(
     extra = None
     if policies == "plan":
         shared = Columns(resident, kept, slots, start_room, lasts, follows, pace)
-        extra = PlanRows(problem, program, shared, host)
+        serial = fixed and least_slots == 1 and host is None
+        extra = PlanRows(problem, program, shared, host, serial=serial)
     large = extra is not None or passes * stages > _LARGE or host is not None
     solution = program.solve(iteration_limit, interior=large)
     if solution is None:

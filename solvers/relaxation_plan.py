@@ -43,10 +43,18 @@ class PlanRows:
         What is in the program already.
     host
         Rows of a host; None where none works.
+    serial
+        There is one slot, and no host.
     """
 
     def __init__(
-        self, problem: Problem, program: Program, has: Columns, host: HostRows | None = None
+        self,
+        problem: Problem,
+        program: Program,
+        has: Columns,
+        host: HostRows | None = None,
+        *,
+        serial: bool = False,
     ) -> None:
         times = PlanTimes(problem)
         passes, stages, width = shape = problem.scenarios.demand.shape
@@ -66,8 +74,11 @@ class PlanRows:
         program.put(self._share, has.resident, -1.0)
         program.put(self._share, part, -1.0)
         fixed = times.fixed / MS
-        self._late = program.row((passes, stages), fixed + times.least_end / MS + copies.sum(2))
-        program.put(self._late[:, :, None], residents, copies)
+        after, end = copies, times.least_end / MS
+        if serial:
+            after, end = after + problem.scenarios.work_ns / MS, 0.0 * end
+        self._late = program.row((passes, stages), fixed + end + after.sum(2))
+        program.put(self._late[:, :, None], residents, after)
         self._whole = program.row((passes, stages), fixed + times.work / MS + gain.sum(2))
         program.put(self._whole[:, :, None], residents, gain)
         if host is not None:

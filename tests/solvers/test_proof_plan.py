@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from solvers.checker import check_proofs
-from solvers.outcome import Bound, PlanProof, Proof
+from solvers.outcome import Bound, PlanProof, Proof, Schedule, StageChoice
 from solvers.problem import Problem, Scenarios, Stage, Unit
 from solvers.relaxation import plan_bound, relax
 from solvers.replay import measure, replay
@@ -99,6 +99,28 @@ def test_by_hand(make: Any, hopeless: Problem) -> None:
     assert wide.value_ns == pytest.approx(40e6, rel=1e-5)
     assert bound.value_ns == pytest.approx(43.92e6, rel=1e-5)
     assert bound.value_ns <= best
+
+
+def test_one_slot_is_held_until_the_work_ends_by_hand(make: Any) -> None:
+    # Eight items of 10 ms, of which each of four passes demands another two, with 3 ms of work
+    # each; a lead of 10 ms. A slot fits and nothing stays. The slot alone takes 2 * (10 + 3) ms a
+    # pass: so much, 104 ms, has a clairvoyant, who copies during leads. A plan has in every pass
+    # the lead in front of that, but for what is copied ahead of it: 10 ms, as much as the slot
+    # holds, and of use to one pass: 4 * (10 + 26) - 10 ms. (Work that only the last item keeps
+    # the slot for would make it 4 * (10 + 20 + 3) - 10 ms.)
+    unit = make.unit(10_000_000, 4)
+    pairs = [[[int(item // 2 == index) for item in range(8)]] for index in range(4)]
+    scenarios = make.scenarios(pairs, lead=10_000_000, work=lambda rows: 3_000_000)
+    problem = Problem((Stage(None, (unit,) * 8),), scenarios, 4, 4)
+    bound, wide = plan_bound(problem)
+    assert bound is not None
+    assert wide is not None
+    assert wide.value_ns == pytest.approx(104e6, rel=1e-5)
+    assert bound.value_ns == pytest.approx(134e6, rel=1e-5)
+    assert list(check_proofs(problem, bound)) == []
+    # without copies ahead nothing hides in the leads
+    every = Schedule((StageChoice(),), slots=1, start_slots=0, reserve=1)
+    assert measure(problem, replay(problem, every)) == 144_000_000
 
 
 def test_what_start_units_are_waited_for_by_hand(make: Any) -> None:
