@@ -272,8 +272,8 @@ def _rewritten(costs: CostProfile, run: Observed, seen: Sequence[Seen]) -> KvWri
     ]
     if writes is None or not samples:
         return writes
-    both = (corrected(curve, samples) for curve in (writes.alone, writes.beside))
-    return KvWrites(*both, writes.lost)
+    alone, beside = (corrected(curve, samples) for curve in (writes.alone, writes.beside))
+    return KvWrites(alone, beside, writes.lost)
 
 
 def _rescaled(

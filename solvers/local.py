@@ -121,6 +121,7 @@ class FluidClock:
             scenarios.weight.tolist(),
             strict=True,
         )
+        longer = self.problem.start_lead_ns.tolist()
         for index, (prologue, lead, epilogue, works, last, weight) in enumerate(rows):
             if index in restarts:
                 ahead = np.zeros_like(total)
@@ -129,6 +130,8 @@ class FluidClock:
             first = start if self._short is None else start * self._short[index][:, None]
             for stage in range(len(prologue)):
                 known = np.maximum(first[stage] - ahead, prologue[stage]) + lead[stage]
+                if longer[index][stage]:
+                    known = known + longer[index][stage] * (first[stage] > 0)
                 beyond = ahead + known - first[stage]
                 copied = np.minimum(np.maximum(beyond, 0.0), fits[stage])
                 asked = needed[stage] - share[index, stage] * copied

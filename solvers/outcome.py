@@ -156,6 +156,8 @@ class Proof:
         Those that only hold for the class ``plan``; None in a proof for all schedules.
     host
         Those of a host that works on items; None: all are 0.
+    back
+        [passes, stages]: of what streaming a start unit adds to the lead; None: all are 0.
     """
 
     least_slots: int
@@ -168,6 +170,7 @@ class Proof:
     held: Integers
     plan: PlanProof | None = None
     host: HostProof | None = None
+    back: Integers | None = None
 
 
 @dataclass(frozen=True, slots=True)

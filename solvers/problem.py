@@ -353,6 +353,16 @@ class Problem:
         return np.array([s.start.copy_ns if s.start else 0 for s in self.stages], dtype=np.int64)
 
     @cached_property
+    def start_lead_ns(self) -> Int64:
+        """[passes, stages]: what a start unit that is not resident adds to the lead."""
+        longer = self.scenarios.start_lead_ns
+        if longer is None:
+            return np.zeros(self.scenarios.lead_ns.shape, dtype=np.int64)
+        there = np.array([stage.start is not None for stage in self.stages], dtype=bool)
+        found: Int64 = np.where(there, longer, 0)
+        return found
+
+    @cached_property
     def start_bytes(self) -> Int64:
         """[stages]: memory of each start unit as a resident."""
         return np.array([s.start.held_bytes if s.start else 0 for s in self.stages], dtype=np.int64)

@@ -3,8 +3,9 @@
 For any schedule without eviction caching, on any routing order that a pass may meet, let r and q be
 1 for what is resident (items, start units), K the slots for items, R the bytes of start slots, and
 for each stage of each pass t its duration, y the copy time spent by its end on later stages, and u
-the part of y that is items'. C is the stage's computation, w and s copy times of an item and of the
-start unit, x an item's work, a whether it is demanded. Then
+the part of y that is items'. C is the stage's computation, B what a start unit that streams adds to
+it, w and s copy times of an item and of the start unit (which may be short in some passes), x an
+item's work, a whether it is demanded. Then
 
     memory  capacity - (residents + K slot_bytes + R) >= 0
     room    R - bytes of the start unit (1 - q) >= 0            a start slot holds any that streams
@@ -12,6 +13,7 @@ start unit, x an item's work, a whether it is demanded. Then
     ahead   K longest w + R (most s for a byte) - y >= 0        what is copied ahead lies in slots
     held    K t - sum of a (w + x) (1 - r) - u + u before >= 0  an item has its slot while it is
                                                                 copied and until its work has ended
+    back    t - C - B (1 - q) >= 0
     t >= C,  0 <= r, q <= 1,  0 <= y,  0 <= u <= K longest w
 
 The objective is the weighted sum of t, and of the problem's correction times 1 - r.
@@ -80,11 +82,12 @@ def proven_ns(problem: Problem, proof: Proof) -> int | None:
     slots = proof.least_slots
     active = (scenarios.demand > 0).astype(object)
     copy, work = problem.copy_ns.astype(object), scenarios.work_ns.astype(object)
-    start, start_held = problem.start_ns.astype(object), problem.start_bytes.astype(object)
+    start, start_held = problem.pass_start_ns.astype(object), problem.start_bytes.astype(object)
+    longer, back = problem.start_lead_ns.astype(object), proof.back
     longest = int(problem.copy_ns.max(initial=0))
     # the most copy time for a byte of start slot, as a fraction
     pace, per = 0, 1
-    for ns, size in zip(start.tolist(), start_held.tolist(), strict=True):
+    for ns, size in zip(start.max(axis=0, initial=0).tolist(), start_held.tolist(), strict=True):
         if size == 0 and ns > 0:
             return None
         if ns * per > pace * max(size, 1):
@@ -114,6 +117,9 @@ def proven_ns(problem: Problem, proof: Proof) -> int | None:
         hosts = host_shares(problem, proof, PlanTimes(problem).gain)
         total += hosts.total
         left = left - hosts.durations
+    if back is not None:
+        total += int((back * (least_ns(problem).astype(object) + longer)).sum())
+        left = left - back
     if min(left.ravel(), default=0) < 0:
         return None
     total += int((left * least_ns(problem).astype(object)).sum())
@@ -122,7 +128,9 @@ def proven_ns(problem: Problem, proof: Proof) -> int | None:
     total += longest * most_slots * _negative(held - _following(held, last))
     # residents
     saved = (active * (copy * busy[:, :, None] + (copy + work) * held[:, :, None])).sum(axis=0)
-    from_starts = start * busy.sum(axis=0)
+    from_starts = (start * busy).sum(axis=0)
+    if back is not None:
+        from_starts = from_starts + (longer * back).sum(axis=0)
     if plan is not None:
         saved, from_starts = saved + plan.residents, from_starts + plan.starts
     if hosts is not None:
@@ -142,7 +150,7 @@ def proven_ns(problem: Problem, proof: Proof) -> int | None:
 
 def _refuse_malformed(proof: Proof, passes: int, stages: int) -> None:
     shapes = {"room": (stages,), "busy": (passes, stages)}
-    for name in ("room", "busy", "ahead", "held"):
+    for name in ("room", "busy", "ahead", "held", *(() if proof.back is None else ("back",))):
         array: Integers = getattr(proof, name)
         wanted = shapes.get(name, (passes, stages))
         if array.shape != wanted:

@@ -37,7 +37,9 @@ order.
 to the end of it and no farther. A pass that comes there no more than e before ahead waits for what
 is left, p - e before at least, and for each ns that it waits longer it may gain one. So it is ahead
 by no more than e before + its own wait - p when its demand is known, and its own wait is part of t.
-What a start unit that streams adds to the lead is not in A, and counts as a wait.
+A and lambda hold what a start unit that streams adds to the lead, times 1 - q, which the rows name
+by its product with q. Where start units are short in some passes, s is the least: the reference is
+no less far for that, and a pass that takes longer for its own waits no less.
 
 ``whole``: where something is demanded, work and waits after the lead take D + x at least, D being
 the copies on demand, and X anyway. Of the demanded items that are neither resident nor wholly
@@ -71,9 +73,9 @@ class PlanTimes:
 
     @cached_property
     def fixed(self) -> Int64:
-        """[passes, stages]: prologue, lead and epilogue."""
+        """[passes, stages]: prologue, lead and epilogue where the start unit streams."""
         one = self.problem.scenarios
-        total: Int64 = one.prologue_ns + one.lead_ns + one.epilogue_ns
+        total: Int64 = one.prologue_ns + one.lead_ns + one.epilogue_ns + self.problem.start_lead_ns
         return total
 
     @cached_property
@@ -112,10 +114,17 @@ class PlanTimes:
 
     @cached_property
     def most_before(self) -> Int64:
-        """[stages]: the reference's time from the stage before's demand to the end of the lead."""
+        """[stages]: the reference's time from the demand before to the end of the lead,
+        where the start unit streams."""
         one = self.problem.scenarios
         after = (self.work + one.epilogue_ns).max(axis=0)
         found: Int64 = np.roll(after, 1) + one.prologue_ns.max(axis=0) + one.lead_ns.max(axis=0)
+        return found + self.most_longer
+
+    @cached_property
+    def most_longer(self) -> Int64:
+        """[stages]: the most of it that is there for a start unit that streams."""
+        found: Int64 = self.problem.start_lead_ns.max(axis=0)
         return found
 
 
@@ -209,7 +218,9 @@ def plan_shares(
         total,
         both,
         residents - plan.share,
-        start * (plan.chain - plan.wait),
+        start * (plan.chain - plan.wait)
+        - times.most_longer.astype(object) * plan.chain
+        + (both * problem.start_lead_ns.astype(object)).sum(axis=0),
         slots * per * longest,
         slots * pace,
     )

@@ -137,10 +137,13 @@ def _solve(
     fixed = least_slots == most_slots
     demand = (scenarios.demand > 0).astype(np.float64) if exact_demand else problem.demanded
     copy, work = problem.copy_ns / MS, scenarios.work_ns / MS
-    start, start_held = problem.start_ns / MS, problem.start_bytes / MIB
+    start, start_held = problem.pass_start_ns / MS, problem.start_bytes / MIB
+    longest_start, longer = start.max(axis=0), problem.start_lead_ns / MS
     longest = float(copy.max(initial=0.0))
     pace = float(
-        np.divide(start, start_held, out=np.zeros_like(start), where=start_held > 0).max(initial=0)
+        np.divide(
+            longest_start, start_held, out=np.zeros_like(longest_start), where=start_held > 0
+        ).max(initial=0)
     )
 
     program = Program()
@@ -170,7 +173,12 @@ def _solve(
     program.put(busy, lasts, 1.0)
     program.put(busy, ahead, -1.0)
     program.put(busy[follows], before[follows], 1.0)
-    program.put(busy, kept[None, :], start[None, :])
+    program.put(busy, kept[None, :], start)
+    back = np.zeros((0, 0), dtype=np.int64)
+    if longer.any():
+        back = program.row((passes, stages), least_ns(problem) / MS + longer)
+        program.put(back, lasts, 1.0)
+        program.put(back, kept[None, :], longer)
     program.put(busy[:, :, None], np.broadcast_to(resident, shape), demand * copy)
     room_ahead = program.row((passes, stages), 0.0)
     program.put(room_ahead, slots, longest)
@@ -204,7 +212,7 @@ def _solve(
     value, columns, duals = solution
     # the ahead rows' unit in the proof: the copy time of a start unit for each of its bytes
     per = 1
-    ratios = start / np.where(start_held > 0, start_held, np.inf)
+    ratios = longest_start / np.where(start_held > 0, start_held, np.inf)
     if ratios.size and ratios.max() > 0:
         unit = problem.stages[int(ratios.argmax())].start
         per = unit.held_bytes if unit is not None else 1
@@ -223,6 +231,7 @@ def _solve(
             _integers(duals[room_ahead] / per),
             plan,
             None if host is None else host.proof(duals, _integers),
+            _integers(duals[back]) if longer.any() else None,
             least_slots,
         ),
     )
@@ -251,10 +260,11 @@ def _fitting(
     ahead: Integers,
     plan: PlanProof | None,
     host: HostProof | None,
+    back: Integers | None,
     slots: int,
-) -> tuple[Integers, Integers, Integers, PlanProof | None, HostProof | None]:
-    """Busy, ahead, held, a plan's and a host's multipliers, cut where the duals of a stage's
-    duration sum to more than its weight by a rounding error."""
+) -> tuple[Integers, Integers, Integers, PlanProof | None, HostProof | None, Integers | None]:
+    """Busy, ahead, held, a plan's, a host's and longer leads' multipliers, cut where the duals of a
+    stage's duration sum to more than its weight by a rounding error."""
     left = problem.scenarios.weight.astype(object)[:, None] * _SCALE
     held = np.minimum(held, left // max(slots, 1))
     left = left - held * slots
@@ -267,7 +277,10 @@ def _fitting(
         work = np.minimum(host.work, left)
         host = HostProof(work, np.minimum(host.host, left - work))
         left = left - work - host.host
-    return np.minimum(busy, left), ahead, held, plan, host
+    if back is not None:
+        back = np.minimum(back, left)
+        left = left - back
+    return np.minimum(busy, left), ahead, held, plan, host, back
 
 
 def plan_bound(

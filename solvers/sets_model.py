@@ -136,7 +136,8 @@ class SetsModel:
         slot_ns = int(problem.copy_ns.max(initial=0))
         start_ns = int(problem.pass_start_ns.max(initial=0))
         ahead = (hint.slots * slot_ns + hint.start_slots * start_ns) // _UNIT_NS + 1
-        longest = int(scenarios.compute_ns.max(initial=0)) + int(problem.copy_ns.sum())
+        longest = int((scenarios.compute_ns + problem.start_lead_ns).max(initial=0))
+        longest += int(problem.copy_ns.sum())
         longest = (longest + start_ns * len(problem.stages)) // _UNIT_NS + ahead + 2
         demanded = np.clip(problem.demanded, 0.0, 1.0)
         restarts = frozenset(scenarios.run_starts)
@@ -147,6 +148,10 @@ class SetsModel:
                 t, y = self._column(longest), self._column(ahead)
                 self.cost[t] = int(scenarios.weight[index])
                 self.rows.append(Row((t,), (1,), int(scenarios.compute_ns[index, at]) // _UNIT_NS))
+                longer = int(problem.start_lead_ns[index, at]) // _UNIT_NS
+                if longer:
+                    least = int(scenarios.compute_ns[index, at]) // _UNIT_NS + longer
+                    self._add({t: 1, self.resident[at, START]: longer}, least)
                 busy: dict[int, int] = {t: 1, y: -1}
                 late: dict[int, int] = {t: 1}
                 if before is not None:

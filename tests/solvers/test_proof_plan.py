@@ -163,7 +163,7 @@ def test_waits_for_start_units_are_charged_once(make: Any) -> None:
     near = 0
     for seed in range(20):
         problem = streaming(np.random.default_rng([seed, 13]))
-        if seed >= 16:  # what start units add to their leads counts as a wait
+        if seed >= 16:  # what start units add to their leads
             longer = np.full(problem.scenarios.lead_ns.shape, 10 * TENTH_MS)
             problem = problem.replace(scenarios=replace(problem.scenarios, start_lead_ns=longer))
         best = min(measure(problem, replay(problem, one)) for one in make.every_schedule(problem))
@@ -173,6 +173,37 @@ def test_waits_for_start_units_are_charged_once(make: Any) -> None:
         assert list(check_proofs(problem, relaxed.bound)) == [], seed
         near += relaxed.bound.value_ns > 0.9 * best
     assert near > 5
+
+
+def test_short_start_units_and_longer_leads(make: Any) -> None:
+    sharper = refused = 0
+    for seed in range(30):
+        rng = np.random.default_rng([seed, 14])
+        plain = streaming(rng) if seed % 3 else small(rng, starts=True)
+        problem = make.shortening(plain, seed, most_lead=15 * TENTH_MS)
+        best: dict[int, int] = {}
+        for one in make.every_schedule(problem):
+            taken = measure(problem, replay(problem, one))
+            best[one.slots] = min(taken, best.get(one.slots, taken))
+        bound, wide = plan_bound(problem)
+        assert bound is not None, seed
+        assert wide is not None, seed
+        assert wide.value_ns <= bound.value_ns <= min(best.values()), seed
+        assert list(check_proofs(problem, bound)) == [], seed
+        without = replace(problem.scenarios, start_lead_ns=None)
+        least = relax(problem.replace(scenarios=without))
+        assert least is not None
+        assert least.bound.value_ns <= wide.value_ns + TENTH_MS // 1000
+        sharper += wide.value_ns > 1.05 * least.bound.value_ns
+        own = relax(problem, policies="plan")
+        assert own is not None
+        for index, proof in enumerate(own.bound.proofs):
+            assert proof.plan is not None
+            for _ in range(4):
+                mutant = changed(rng, proof, proof.plan)
+                refused += make.refuses(problem, own.bound, index, mutant, best)
+    assert sharper > 5
+    assert refused > 50
 
 
 def test_only_a_plans_own_proofs_hold_its_multipliers(hopeless: Problem) -> None:
