@@ -80,11 +80,20 @@ class Price:
 @dataclass(frozen=True, slots=True)
 class Hosting:
     """What computing experts on the host earns: the objective with it, and with all of them copied
-    instead; ``host`` is which ones it computes."""
+    instead; ``host`` is which ones it computes.
+
+    ``experts`` are how many it computes in a mean pass, ``demanded`` how many are demanded then
+    that are not resident; ``host_ns`` and ``copy_ns`` are what one that it computes takes there,
+    and what its copy would take, on average.
+    """
 
     host: HostCompute
     objective: float
     without: float
+    experts: float
+    demanded: float
+    host_ns: float
+    copy_ns: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +214,7 @@ def explain(
         progress(4, 5, "prefetching")
         prefetching = _prefetching(plan, candidate, problem, schedule)
         if plan.policy.host is not None:
-            copied = candidate.score("judge", schedule.replace(host=None))
-            hosting = Hosting(plan.policy.host, plan.objective, copied)
+            hosting = _hosting(plan, plan.policy.host, candidate, schedule)
     return Explanation(
         tuple(groups),
         min(kept, key=lambda unit: unit.saved_ns_per_byte, default=None),
@@ -343,6 +351,28 @@ def _replan(plan: Plan, profile: Profile, memory_bytes: int, seconds: float) -> 
         kv=asked.kv,
     )
     return with_predictors(again, profile, plan.seed) if asked.predictors else again
+
+
+def _hosting(plan: Plan, host: HostCompute, candidate: Candidate, schedule: Schedule) -> Hosting:
+    """The plan against itself with a host that computes nothing, and what it computes."""
+    without = candidate.score("judge", schedule.replace(host=None))
+    problem = candidate.problem("judge", plain=True)
+    scenarios, weight = problem.scenarios, problem.scenarios.weight.tolist()
+    count = spent = copies = 0
+    for times in replay(problem, schedule, record=True).stages:
+        for item, start, end in times.hosted:
+            count += weight[times.pass_index]
+            spent += weight[times.pass_index] * (end - start)
+            copies += weight[times.pass_index] * int(problem.copy_ns[times.stage, item])
+    asked = ((scenarios.demand > 0) * scenarios.weight[:, None, None]).sum(axis=0)
+    demanded = sum(
+        int(asked[index].sum()) - int(asked[index, list(choice.resident)].sum())
+        for index, choice in enumerate(schedule.stages)
+        if not problem.stages[index].sequential
+    )
+    each = max(count, 1)
+    means = count / sum(weight), demanded / sum(weight), spent / each, copies / each
+    return Hosting(host, plan.objective, without, *means)
 
 
 def _prefetching(

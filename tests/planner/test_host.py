@@ -67,6 +67,10 @@ def test_behind_a_slow_link_the_cpu_computes(small_profile: Any) -> None:
     told = explain(plan, profile, time_limit_seconds=0.1)
     assert told.hosting is not None
     assert told.hosting.without > plan.objective
+    assert 0 < told.hosting.experts <= told.hosting.demanded
+    # behind a link of 10 MB/s: an expert's bytes alone take so long, 100 ns each
+    assert told.hosting.copy_ns > profile.model.layers[0].expert_bytes * 100
+    assert 0 < told.hosting.host_ns < told.hosting.copy_ns
     assert told.host_busy > 0
     for price in (told.memory_price, told.bandwidth_price):
         assert price is not None
