@@ -32,7 +32,7 @@ from planner.documents import (
     Workload,
 )
 from planner.factors import Factors, LeadTimes
-from planner.form_costs import expert_curve, form_places
+from planner.form_costs import expert_curve, form_places, slowdown_of
 from planner.host import host_times
 from planner.kv import Written, write_price, written_layer, written_tokens
 from planner.memory import (
@@ -328,11 +328,11 @@ class Encoding:
             rows_ns = curve(rows)
         return math.ceil(rows_ns * self._slowed(kind, factor, phase))
 
-    def _slowed(self, kind: str, factor: float, phase: str) -> float:
+    def _slowed(self, kind: str, factor: float, phase: str, form: FormName = OWN) -> float:
         """The factor of one kind, where ``factor`` is that of computation in general."""
         costs = self.profile.costs
         general = costs.compute_slowdown.value - 1.0
-        own = costs.slowdown(kind, phase) - 1.0
+        own = slowdown_of(costs, kind, phase, form) - 1.0
         return 1.0 + (factor - 1.0) / general * own if general > 0 else factor
 
     def expert_times(
@@ -341,7 +341,7 @@ class Encoding:
         """Time of each expert that gets ``rows`` [...], in one form."""
         curve = expert_curve(self.profile.costs, form)
         different, places = np.unique(rows, return_inverse=True)
-        factor = self._slowed("expert", factor, phase)
+        factor = self._slowed("expert", factor, phase, form)
         times = [
             math.ceil(curve.tiled(int(count), EXPERT_TILE_ROWS) * factor) for count in different
         ]

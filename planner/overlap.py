@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from planner.encode import Encoding
 from planner.factors import Factors
+from planner.form_costs import copies_slowdown
 from planner.scenarios import PassShape
 from solvers.outcome import Schedule
 from solvers.problem import Problem
@@ -42,7 +43,8 @@ def overlap(
         Where nothing slows anything.
     """
     costs = encoding.profile.costs
-    slow_copy, slow_compute = costs.copy_slowdown.value, costs.compute_slowdown.value
+    slow_copy = copies_slowdown(costs, encoding.profile.forms)
+    slow_compute = costs.compute_slowdown.value
     raw_copy, raw_compute = 1.0, slow_compute
     if encoding.raw:
         raw_copy = encoding.raw_copies.copy_slowdown.value

@@ -123,6 +123,11 @@ def assemble(profile: Profile) -> Profile:
         raise DocumentError(
             f"{folder / 'costs.json'}: forms: not those that the store has ({min(missing)})"
         )
+    unknown = {*(costs.form_slowdowns or ())} - {*(costs.forms or ())}
+    if unknown:
+        raise DocumentError(
+            f"{folder / 'costs.json'}: form_slowdowns: {min(unknown)} is none of the store's forms"
+        )
     encoders = sum(layer < model.encoder_depth for layer in routing.moe_layers)
     if (routing.encoder or 0) != encoders:
         raise DocumentError(

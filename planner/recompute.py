@@ -15,6 +15,7 @@ from typing import Any
 from planner.documents import ModelSpec, Plan, Timeline
 from planner.encode import DTYPE_BYTES, Encoding, schedule_of
 from planner.factors import Factors
+from planner.form_costs import copies_slowdown
 from planner.groups import Candidate
 from planner.memory import account_device
 from planner.objectives import objective_named
@@ -70,7 +71,7 @@ def check_prediction(plan: Plan, profile: Profile) -> list[Violation]:
         return [Violation("not_recomputed", "predicted", str(error))]
     beside_writes = most_beside_writes(candidate.encoding, candidate.shapes("fit"))
     for name, value, most in (
-        ("copy", slowed.copy, costs.copy_slowdown.value + beside_writes),
+        ("copy", slowed.copy, copies_slowdown(costs, plan.policy.expert_forms) + beside_writes),
         ("prefill", slowed.prefill, compute),
         ("decode", slowed.decode, compute),
         ("raw", slowed.raw, raw),

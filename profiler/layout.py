@@ -175,12 +175,15 @@ class Layout:
         With less, the same few weights would be used over and over and stay in the processor's
         caches, as they do not in a run.
         """
-        layers = first_layers(self.model, bench.layers).layers
+        model = first_layers(self.model, bench.layers)
         held = sum(
-            spec.dense_bytes + len(chosen.resident) * spec.expert_bytes
-            for spec, chosen in zip(layers, bench.policy.layers, strict=True)
+            spec.dense_bytes + len(chosen.resident) * model.form_bytes(spec.index, self.form)
+            for spec, chosen in zip(model.layers, bench.policy.layers, strict=True)
         )
-        whole = sum(layer.total_bytes for layer in self.model.layers)
+        whole = sum(
+            layer.dense_bytes + layer.experts * self.model.form_bytes(layer.index, self.form)
+            for layer in self.model.layers
+        )
         return held * 5 >= min(self.memory_bytes, whole) * 2
 
     def fits(self, bench: BenchPlan) -> bool:

@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 from typing import get_args
 
@@ -13,6 +14,7 @@ from executor.memory import Backend, CpuBackend
 from executor.reference import Reference
 from executor.source import WeightSource
 from planner.documents import (
+    OWN,
     Channel,
     CostProfile,
     Curve,
@@ -30,9 +32,10 @@ from planner.documents.costs import OperationKind
 from planner.groups import CHUNK_BYTES
 from profiler.bench import Bench, Tokens
 from profiler.compute import Cell, decode_cells, fitting, measure_cell, prefill_cells, too_little
-from profiler.contention import Turn, contend, kind_slowdowns, slowdowns
+from profiler.contention import contend, kind_slowdowns, slowdowns
 from profiler.curves import drifting, fit_curve, fit_surface
 from profiler.effort import Effort
+from profiler.forms import FormSamples, Pairs, form_curves, form_slowdowns
 from profiler.host import HostSamples, host_tasks
 from profiler.in_runs import as_runs_do
 from profiler.kv import WriteSamples, measure_writes
@@ -89,12 +92,12 @@ class Measurement:
     backend: Backend = field(default_factory=CpuBackend)
     samples: PassSamples = field(default_factory=PassSamples)
     copies: list[CopySample] = field(default_factory=list)
-    pairs: list[tuple[Turn, Turn]] = field(default_factory=list)
-    prefill_pairs: list[tuple[Turn, Turn]] = field(default_factory=list)
+    pairs: Pairs = field(default_factory=list)
+    prefill_pairs: Pairs = field(default_factory=list)
     raw_copies: list[CopySample] = field(default_factory=list)
-    raw_pairs: list[tuple[Turn, Turn]] = field(default_factory=list)
+    raw_pairs: Pairs = field(default_factory=list)
     writes: WriteSamples = field(default_factory=WriteSamples)
-    form_samples: dict[FormName, PassSamples] = field(default_factory=dict)
+    form_samples: dict[FormName, FormSamples] = field(default_factory=dict)
     host: HostSamples = field(default_factory=HostSamples)
     runs: list[Observed] = field(default_factory=list)
     reference: Reference = field(default_factory=Reference)
@@ -154,6 +157,8 @@ class Measurement:
         tasks += self._contention_tasks()
         if self.source.both:
             tasks += self._contention_tasks(raw=True)
+        for one in self.model.forms or ():
+            tasks += self._contention_tasks(form=one.name)
         return tasks
 
     # --- copies -------------------------------------------------------------------------------
@@ -224,7 +229,7 @@ class Measurement:
         chosen = [max(some, key=lambda cells: cells[-1].tokens) for some in kinds]
         tasks = []
         for form in self.model.forms or ():
-            samples = self.form_samples.setdefault(form.name, PassSamples())
+            samples = self.form_samples.setdefault(form.name, FormSamples()).alone
             layout = Layout(self.model, self.memory_bytes, form=form.name)
             for cells in chosen:
                 fitted, plan = fitting(layout, cells)
@@ -236,27 +241,37 @@ class Measurement:
 
     # --- contention ---------------------------------------------------------------------------
 
-    def _contention_tasks(self, *, raw: bool = False) -> list[Task]:
+    def _contention_tasks(self, *, raw: bool = False, form: FormName = OWN) -> list[Task]:
         tasks, effort = [], self.effort
         both = bool(self.model.encoder)
-        for cell, rows in (
+        cells = (
             (Cell(1, None, 32, both), 1),
             (Cell(16, None, 32, both), 4),
             (Cell(8, 32, 32, both), 128),
-        ):
-            plan = self._streaming(cell, raw)
+        )
+        # of a form experts alone are asked, once in each phase
+        for cell, rows in cells if form == OWN else cells[1:]:
+            plan = self._streaming(cell, raw, form)
             if plan is None:
                 continue
+            decoding = cell.prompt_tokens is None
+            pairs = self.pairs if decoding else self.prefill_pairs
+            if raw:
+                pairs = self.raw_pairs
+            elif form != OWN:
+                own = self.form_samples[form]
+                pairs = own.decode if decoding else own.prefill
 
-            def task(plan: BenchPlan = plan, cell: Cell = cell, rows: int = rows) -> None:
+            def task(
+                plan: BenchPlan = plan, cell: Cell = cell, rows: int = rows, pairs: Pairs = pairs
+            ) -> None:
                 with self._bench(plan) as bench:
                     least = _CONTENTION_CELLS * effort.cell_ns
-                    pairs = self.pairs if cell.prompt_tokens is None else self.prefill_pairs
-                    found = contend(bench, cell, rows, effort.passes, effort.turns, least)
-                    (self.raw_pairs if raw else pairs).extend(found)
+                    pairs += contend(bench, cell, rows, effort.passes, effort.turns, least)
                 self.reference.take()
 
-            tasks.append(Task("copying beside computing", 2_000_000_000, task))
+            what = "computing" if form == OWN else f"computing experts in {form}"
+            tasks.append(Task(f"copying beside {what}", 2_000_000_000, task))
         return tasks
 
     @property
@@ -268,16 +283,10 @@ class Measurement:
         """
         return CHUNK_BYTES[0] if self.backend.link == "h2d" else 1 << 20
 
-    def _streaming(self, cell: Cell, raw: bool) -> BenchPlan | None:
+    def _streaming(self, cell: Cell, raw: bool, form: FormName) -> BenchPlan | None:
+        sizes, chunk = (self.model, self.memory_bytes), self._beside_chunk
         for slots in _SLOTS[:-1]:
-            layout = Layout(
-                self.model,
-                self.memory_bytes,
-                slots,
-                stream=True,
-                chunk_bytes=self._beside_chunk,
-                raw=raw,
-            )
+            layout = Layout(*sizes, slots, 1, True, chunk, raw, form)
             plan = layout.plan(cell.workload)
             if plan is not None and layout.roomy(plan):
                 return plan
@@ -322,13 +331,6 @@ class Measurement:
         link = self._channel(self.raw_copies)
         return RawCopies(link, ratios.copy_slowdown, ratios.compute_slowdown)
 
-    def _forms(self) -> dict[FormName, Curve] | None:
-        """Experts in quantized forms, where the store has them beside the checkpoint's own."""
-        found = {
-            form: fit_curve(samples.rows("expert")) for form, samples in self.form_samples.items()
-        }
-        return found or None
-
     def costs(self, hardware: Hardware) -> CostProfile:
         """How long everything takes."""
         kinds: list[OperationKind] = [
@@ -356,14 +358,17 @@ class Measurement:
             slowdown_by_kind=self._by_kind(self.pairs),
             prefill_slowdown_by_kind=self._by_kind(self.prefill_pairs),
             raw=self._raw(),
-            forms=self._forms(),
+            forms=form_curves(self.form_samples),
+            form_slowdowns=form_slowdowns(
+                self.form_samples, partial(self._alone_rate, self.copies, 1.0), self._tag
+            ),
             kv_writes=self.writes.fit(),
             host_expert=host_expert,
             hosting=hosting,
         )
         return self._as_in_runs(costs)
 
-    def _by_kind(self, pairs: Sequence[tuple[Turn, Turn]]) -> dict[OperationKind, Figure]:
+    def _by_kind(self, pairs: Pairs) -> dict[OperationKind, Figure]:
         found = kind_slowdowns(pairs, self._tag)
         return {kind: found[kind] for kind in get_args(OperationKind) if kind in found}
 
@@ -377,10 +382,12 @@ class Measurement:
         embed = replace(embed, duration_ns=tuple(one + beyond for one in embed.duration_ns))
         return replace(costs, curves={**costs.curves, "embed": embed})
 
-    def _alone_rate(self, copies: Sequence[CopySample], share: float) -> float:
+    def _alone_rate(
+        self, copies: Sequence[CopySample], share: float, form: FormName = OWN
+    ) -> float:
         """Bytes/s that such copies bring in the pieces that contention was measured with."""
         fit = fit_link(copies)
-        size = self.model.layers[Layout(self.model, 0).moe_layer].expert_bytes
+        size = self.model.form_bytes(Layout(self.model, 0).moe_layer, form)
         chunks = -(-size // self._beside_chunk)
         slope = 1e9 / fit.bandwidth_bytes_per_second.value
         read = size * share

@@ -66,6 +66,7 @@ from planner.documents.plan import (
     Workload,
 )
 from planner.documents.routing import RoutingStats, RoutingTrace
+from planner.documents.slowdowns import FormSlowdown
 from planner.documents.timeline import Event, ServedAs, Timeline, Trace, TraceTotals
 from planner.documents.writing import write_atomic, writing
 
@@ -104,6 +105,7 @@ __all__ = [
     "ExpertPlacement",
     "Figure",
     "FormName",
+    "FormSlowdown",
     "Hardware",
     "HostCompute",
     "HostExperts",

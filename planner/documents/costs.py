@@ -23,6 +23,7 @@ from planner.documents.base import (
     Source,
 )
 from planner.documents.model import FormName
+from planner.documents.slowdowns import LEAST_SLOWDOWN, FormSlowdown
 
 __all__ = [
     "LEAST_SLOWDOWN",
@@ -37,9 +38,6 @@ __all__ = [
     "Surface",
     "Tier",
 ]
-
-LEAST_SLOWDOWN = 0.5
-"""No kind of operation is faster than twice its own speed for what is copied beside it."""
 
 OperationKind = Literal[
     "embed",
@@ -329,6 +327,9 @@ class CostProfile(Document):
     forms
         The curve ``expert`` of each quantized form that a store has beside the checkpoint's own;
         None without one. Copies differ by their bytes alone.
+    form_slowdowns
+        What copying costs experts in such a form, and they cost copying; of one that is not in it,
+        as of the checkpoint's own.
     """
 
     kind: ClassVar[str] = "costs"
@@ -351,6 +352,7 @@ class CostProfile(Document):
     host_expert: Added[Curve] = None
     kv_writes: Added[KvWrites] = None
     forms: Added[Keyed[FormName, Curve]] = None
+    form_slowdowns: Added[Keyed[FormName, FormSlowdown]] = None
     hosting: Added[HostExperts] = None
 
     def __post_init__(self) -> None:

@@ -30,7 +30,10 @@ from planner.profiles import load_profile
 from planner.solve import make_plan
 from profiler import profile_checkpoint
 from profiler.bench import Tokens
+from profiler.contention import Turn
 from profiler.effort import Effort
+from profiler.forms import FormSamples, form_curves, form_slowdowns
+from profiler.link import CopySample
 from profiler.measure import Measurement
 from profiler.refine import refine
 
@@ -148,11 +151,60 @@ def test_each_form_is_measured_as_it_is_computed(
         # decode and prefill, each once
         assert len(tasks) == 2
         tasks[0].run()
-    found = measurement.form_samples["int4-1"].rows("expert")
+    found = measurement.form_samples["int4-1"].alone.rows("expert")
     assert {1, 2, 4} <= set(found)
     assert measurement.samples.by_rows == {}
     # each expert that was measured is two products, and the warm-up's are not counted
     assert len(products) > 2 * sum(map(len, found.values()))
-    costs = measurement._forms()
+    costs = form_curves(measurement.form_samples)
     assert costs is not None
     assert set(costs) == {"int4-1"}
+
+
+def test_each_form_is_measured_beside_copies_of_itself(
+    checkpoint: Callable[[str], Path], tmp_path: Path, products: list[int]
+) -> None:
+    folder, store = checkpoint("mixtral"), tmp_path / "store"
+    pack(folder, store, forms=(QuantizedExperts("int4-1", 16),))
+    with open_weights(folder, store) as source:
+        measurement = Measurement(source, 24 << 20, Tokens(range(3, 40), 211), effort=QUICK)
+        tasks = [one for one in measurement.tasks() if one.what.startswith("copying beside")]
+        forms = [one for one in tasks if one.what == "copying beside computing experts in int4-1"]
+        # in decode and in prefill
+        assert (len(tasks), len(forms)) == (5, 2)
+        for task in forms:
+            task.run()
+        size = source.model.form_bytes(0, "int4-1")
+    found = measurement.form_samples["int4-1"]
+    assert products
+    for pairs in (found.decode, found.prefill):
+        assert pairs
+        for rest, busy in pairs:
+            assert rest.rate is None
+            assert busy.rate is not None
+            assert rest.compute_ns["expert"] > 0
+            assert busy.compute_ns["expert"] > 0
+    assert measurement.pairs == measurement.prefill_pairs == []
+    # as fast as pieces of 1 MiB and a byte more cost: 1 ns a byte, 1,000 ns a piece
+    measurement.copies = [CopySample(1, one, 1000 + one) for one in (1000, 2000, 100_000, 200_000)]
+    rate = measurement._alone_rate(measurement.copies, 1.0, "int4-1")
+    assert rate == pytest.approx(size * 1e9 / (1000 + size), rel=1e-6)
+
+
+def test_slowdowns_of_a_form_by_hand() -> None:
+    """Experts take 1.5 times as long beside copies, all computation 1.3 times, of which one pair is
+    believed a quarter; copies come at half the rate."""
+    rest = Turn({"expert": 100.0, "router": 100.0}, {"expert": 0.0, "router": 0.0}, None)
+    busy = Turn({"expert": 150.0, "router": 110.0}, {"expert": 1.0, "router": 1.0}, 5e8)
+    samples = FormSamples(decode=[(rest, busy)], prefill=[(rest, busy)])
+    found = form_slowdowns({"int8-1": samples}, lambda form: 1e9, "paced")
+    assert found is not None
+    (one,) = found.values()
+    assert one.decode.value == one.prefill.value == pytest.approx(1.3 * (1.5 / 1.3) ** 0.25)
+    assert one.copy.value == 2.0
+    assert {one.copy.source, one.decode.source, one.prefill.source} == {"paced"}
+    # a phase without any: as the checkpoint's own
+    assert (
+        form_slowdowns({"int8-1": FormSamples(decode=[(rest, busy)])}, lambda form: 1e9, "paced")
+        is None
+    )

@@ -32,6 +32,7 @@ from planner.objectives import OBJECTIVES
 from planner.profiles import Profile
 from planner.routing import trace_bytes
 from solvers.registry import names
+from tests.several_forms import several
 
 ROOT = Path(__file__).resolve().parents[3]
 MEMORY_BYTES = 1_500_000
@@ -179,7 +180,6 @@ def small_profile() -> Profile:
 @pytest.fixture(scope="session")
 def several_forms(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same of a store that has experts in int8 and int4, too."""
-    several = loaded("tests/planner/test_forms.py").several
     return write_profile(several(small_profile()), tmp_path_factory.mktemp("profiles") / "forms")
 
 
