@@ -9,11 +9,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 from planner.documents import Asked, MemoryAccount, Plan, Workload
 from planner.encode import Encoding, schedule_of
-from planner.entries import Entry, Patience, first_looks, housed, run_solver, run_strategy
+from planner.entries import (
+    Entry,
+    Patience,
+    first_looks,
+    housed,
+    mixed,
+    run_solver,
+    run_strategy,
+)
 from planner.groups import (
     CHUNK_BYTES,
     batch_sizes,
@@ -253,13 +262,16 @@ def by_group(
             if searches:
                 limits = Limits(0.05 * seconds_each, seconds_each, seed)
                 entry = run_solver(solver, candidate, limits, looks[0][1])
+                if profile.costs.raw is not None:
+                    deadline = time.monotonic() + seconds_each
+                    entry = mixed(entry, partial(replace, limits), deadline)
             else:
                 entry = run_strategy(solver, profile, [candidate], looks, seed)
             if predictors:
                 bare = document(profile, entry, [], seed)
                 value = with_predictors(bare, profile, seed).objective
             else:
-                value = candidate.score("judge", entry.schedule)
+                value = entry.candidate.score("judge", entry.schedule)
             if best is None or best.objective is None or value < best.objective:
                 needed = needed_bytes(encoding)
                 shape = encoding.n_batches, encoding.batch_size

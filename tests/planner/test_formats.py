@@ -23,6 +23,7 @@ from planner.groups import Candidate, candidates
 from planner.memory import smallest_budget
 from planner.objectives import objective_named
 from planner.profiles import Profile
+from planner.sweep import by_group
 from solvers.outcome import Schedule, Stop
 from solvers.registry import Limits
 
@@ -121,6 +122,28 @@ def test_between_the_channels_a_mix_is_best(profile_factory: Any) -> None:
     whole = in_one_format(own, schedule)
     assert set(whole) == {"compressed", "raw"}
     assert min(whole.values()) > own.score("judge", schedule)
+
+
+def test_a_group_size_has_the_mix_that_suits_it(profile_factory: Any) -> None:
+    """Better than what a store with either format alone has, where experts take twice as long."""
+    profile = both(profile_factory(expert_ns=(40_000, 2_000), latency_ns=0), packed=2.0)
+    budget = smallest_budget(profile.model, WORKLOAD, 4) + 900_000
+    group = looked(profile, 900_000)[0].encoding.group
+    raw = profile.costs.raw
+    assert raw is not None
+    packed = replace(profile, costs=replace(profile.costs, raw=None))
+    slow = raw.compute_slowdown
+    plain = replace(
+        profile,
+        model=replace(profile.model, stored=StoredShares(1.0, 1.0, 1.0)),
+        costs=replace(profile.costs, raw=None, compute_slowdown=slow),
+    )
+    best = []
+    for one in (profile, packed, plain):
+        (point,) = by_group(one, WORKLOAD, memory_bytes=budget, only=[group], seconds_each=0.5)
+        assert point.objective is not None
+        best.append(point.objective)
+    assert 1.01 * best[0] < min(best[1:])
 
 
 def test_computation_beside_a_mix_is_slowed_by_what_lies_beside_it(profile_factory: Any) -> None:
