@@ -43,6 +43,9 @@ def _slowdowns(made: Profile) -> dict[str, Figure]:
     found = {"copies beside computation": costs.copy_slowdown}
     for kind, figure in costs.slowdown_by_kind.items():
         found[f"{kind.replace('_', ' ')} beside copies"] = figure
+    for form, slowed in (costs.form_slowdowns or {}).items():
+        found[f"copies beside experts in {form}"] = slowed.copy
+        found[f"expert in {form} beside copies"] = slowed.decode
     return found
 
 

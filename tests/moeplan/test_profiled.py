@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from moeplan.commands.profiled import doubts, measured_table, spreads
-from planner.documents import Channel, Curve, Figure, KvWrites, Surface
+from planner.documents import Channel, Curve, Figure, FormName, FormSlowdown, KvWrites, Surface
 from planner.profiles import Profile
 
 
@@ -26,6 +26,7 @@ def profile(
     slowed: float = 0.5,
     cross: Surface | None = None,
     writes: KvWrites | None = None,
+    forms: dict[FormName, FormSlowdown] | None = None,
 ) -> Profile:
     costs = SimpleNamespace(
         curves={"expert": curve(10, 20, 90), "head": curve(5)},
@@ -37,6 +38,7 @@ def profile(
         copy_slowdown=Figure(1.5, "measured", 0.15, 5),
         slowdown_by_kind={"expert": Figure(2.0, "measured", slowed, 5)},
         kv_writes=writes,
+        form_slowdowns=forms,
     )
     disk = Channel("disk", Figure(1e9, "measured", 2e8, 9), Figure(0.0, "measured"))
     hardware: Any = SimpleNamespace(channels=(disk,), threads=2)
@@ -98,3 +100,14 @@ def test_writes_of_keys_and_values_have_a_row_of_their_own() -> None:
     table = measured_table(profile(writes=KvWrites(alone, beside, lost)))
     words = list(table.columns[1].cells)
     assert words[at] == "40 us for 4.0 KiB, 200 us beside reads, which are 30 us later"
+
+
+def test_forms_beside_copies_have_spreads_too() -> None:
+    copy, decode = Figure(2.0, "measured", 0.5, 5), Figure(1.2, "measured", 0.12, 5)
+    found = spreads(profile(forms={"int8-1": FormSlowdown(copy, decode, decode)}))
+    assert found["copies beside experts in int8-1"] == pytest.approx(0.25)
+    assert found["expert in int8-1 beside copies"] == pytest.approx(0.1)
+    assert found.keys() - spreads(profile()).keys() == {
+        "copies beside experts in int8-1",
+        "expert in int8-1 beside copies",
+    }
