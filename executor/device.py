@@ -23,7 +23,7 @@ from executor.schedule import Chunk
 from executor.source import WeightSource
 from executor.spill import Spill
 from executor.state import GroupState
-from executor.tokenizer import start_tokens
+from executor.tokenizer import forced_token, start_tokens
 from executor.transfers import Following
 from executor.units import Unit, Units, head_tile_span, model_units
 from planner.documents import (
@@ -127,6 +127,7 @@ class Device:
             source.prepare_checks()
         self.adapter: Adapter = make_adapter(source.checkpoint.config, model, self.dtype)
         self.start_tokens = start_tokens(source.checkpoint) if model.encoder else ()
+        self.forced_token = forced_token(source.checkpoint) if model.encoder else None
         longest = self.adapter.longest_context
         if longest is not None and context_tokens(workload) > longest:
             raise UnsupportedError(

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from executor.adapters.base import CacheShape
@@ -23,6 +24,8 @@ from executor.state import GroupState, KeyValueWriter, cut
 from planner.documents import ModelSpec, Policy, Workload
 
 __all__ = ["EncoderDecoderOperations", "EncoderDecoderState"]
+
+Tokens = npt.NDArray[np.int64]
 
 
 class EncoderDecoderState(GroupState):
@@ -112,6 +115,11 @@ class EncoderDecoderState(GroupState):
     def hidden(self) -> torch.Tensor:
         """Residual stream of the present side, padded: [sequences, longest, hidden]."""
         return self.decoded[:, None] if self.decodes else super().hidden
+
+    @property
+    def decoder_past(self) -> list[int]:
+        """New tokens of each sequence that the decoder has met before this pass."""
+        return self._positions
 
     @property
     def decoded(self) -> torch.Tensor:
@@ -246,8 +254,22 @@ class EncoderDecoderOperations(Operations):
             self._embedding.gather(targets, rows)
             places = torch.tensor(alive, device=state.device)
             state.decoded.zero_().index_copy_(0, places, rows.to(state.device))
-        if len(sources):
-            super().embed(sources.tolist())
+        self._scale(state.decoded, self._both.embedding_scale)
+        ids = np.zeros(state.sequences, dtype=np.int64)
+        ids[alive] = targets
+        self._place(state.decoded[:, None], ids[:, None], state.decoder_past)
+        if not len(sources):
+            return
+        super().embed(sources.tolist())
+        for place, count in enumerate(state.counts):
+            if count:
+                ids = sources[state.starts[place] :][:count]
+                self._place(state.hidden[place : place + 1, :count], ids[None], [0])
+
+    def _place(self, rows: torch.Tensor, tokens: Tokens, before: list[int]) -> None:
+        device = rows.device
+        past = torch.tensor(before, device=device)
+        self._both.place(rows, torch.from_numpy(tokens).to(device), past)
 
     def turn(self) -> None:
         """The norm behind the encoder, and on to the decoder."""
@@ -260,16 +282,13 @@ class EncoderDecoderOperations(Operations):
         self._attention.begin()
 
     def choose(self, layer: int) -> torch.Tensor:
-        """As ever; but a sequence's tokens beyond an expert's capacity, in their order, weigh
-        nothing."""
+        """As ever; but a sequence's tokens beyond an expert's capacity weigh nothing."""
         weights = super().choose(layer)
-        capacity, experts = self._both.capacity, self._model.layers[layer].experts
+        kept = torch.ones_like(weights, dtype=torch.bool)
+        experts = self._model.layers[layer].experts
         for first, stop in pairwise(self._state.starts):
-            if stop - first <= capacity:
-                continue
-            chosen = self.chosen[first:stop]
-            counts = torch.bincount(chosen.flatten(), minlength=experts)
-            for expert in (counts > capacity).nonzero().flatten().tolist():
-                mine = chosen == expert
-                weights[first:stop][mine & (mine.cumsum(0) > capacity)] = 0.0
-        return weights
+            # no token chooses an expert twice, so that no expert can have more of them
+            if stop - first > self._both.capacity(stop - first):
+                mine = slice(first, stop)
+                kept[mine] = self._both.kept(weights[mine], self.chosen[mine], experts)
+        return self._both.weigh(weights, kept)

@@ -16,6 +16,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "granitemoe": ("executor.adapters.granitemoe", "GraniteMoeAdapter"),
     "minimax_m2": ("executor.adapters.minimax_m2", "MiniMaxM2Adapter"),
     "mixtral": ("executor.adapters.mixtral", "MixtralAdapter"),
+    "nllb-moe": ("executor.adapters.nllb_moe", "NllbMoeAdapter"),
     "olmoe": ("executor.adapters.olmoe", "OlmoeAdapter"),
     "phimoe": ("executor.adapters.phimoe", "PhimoeAdapter"),
     "qwen2_moe": ("executor.adapters.qwen2_moe", "Qwen2MoeAdapter"),
@@ -30,7 +31,6 @@ _MISSING = {
     "llama4_text": "attention in chunks and experts that scale their input",
     "minimax": "linear attention",
     "minimax_m1": "linear attention",
-    "nllb-moe": "results to match: transformers sends each token to its experts 0 and 1 alone",
     "qwen3_5_moe_text": "linear attention",
     "qwen3_next": "linear attention",
 }

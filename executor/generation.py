@@ -164,6 +164,13 @@ class Generation:
             self._transfers.all_begin(number + 1)
         alive, following = self._runtime.run_pass(number, group.tokens)
         group.check_finite(device.operations, alive, number)
+        forced = device.forced_token
+        if forced is not None:
+            # as transformers does, whatever the logits or a sampler say
+            following = [
+                token if self.results[group.members[place]] else forced
+                for place, token in zip(alive, following, strict=True)
+            ]
         grown = group.grow(alive, following)
         self.ended.update(one.member for one in grown if one.ended)
         elapsed = time.perf_counter_ns() - begin

@@ -133,6 +133,21 @@ def start_tokens(checkpoint: Checkpoint) -> tuple[int, ...]:
     )
 
 
+def forced_token(checkpoint: Checkpoint) -> int | None:
+    """What every output of an encoder-decoder has first (of a translator: its language), found
+    likewise; None: what the model says.
+
+    Raises
+    ------
+    CheckpointError
+        If it is no token, or ``generation_config.json`` cannot be read.
+    """
+    token = _generation(checkpoint).get("forced_bos_token_id")
+    if token is None or (isinstance(token, int) and 0 <= token < checkpoint.model.vocab_size):
+        return token
+    raise CheckpointError(f"{checkpoint.folder}: its forced_bos_token_id {token!r} is no token")
+
+
 def _generation(checkpoint: Checkpoint) -> dict[str, Any]:
     path = checkpoint.folder / "generation_config.json"
     values: Any = checkpoint.config

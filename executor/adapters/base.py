@@ -135,8 +135,7 @@ class Adapter:
             self._layers = [
                 layer.eval() for layer in self.make_layers(classes["layer"], len(model.layers))
             ]
-            eps = getattr(self.config, self.epsilon_key)
-            self._final_norm = classes["norm"](model.hidden_size, eps=eps)
+            self._final_norm = self.make_norm(classes["norm"])
         self._rotary = classes["rotary"](self.config)
         for spec in model.layers:
             if spec.experts:
@@ -153,9 +152,10 @@ class Adapter:
     def classes(cls) -> dict[str, Any]:
         """``config``, ``layer``, ``norm`` and ``rotary`` classes of transformers; the last is one
         of torch that does nothing where there is none."""
-        package = f"transformers.models.{cls.family}"
-        configuration = import_module(f"{package}.configuration_{cls.family}")
-        modeling = import_module(f"{package}.modeling_{cls.family}")
+        name = cls.family.replace("-", "_")
+        package = f"transformers.models.{name}"
+        configuration = import_module(f"{package}.configuration_{name}")
+        modeling = import_module(f"{package}.modeling_{name}")
         return {
             "config": getattr(configuration, f"{cls.prefix}Config"),
             "layer": getattr(modeling, f"{cls.prefix}{cls.layer_kind}"),
@@ -166,6 +166,10 @@ class Adapter:
     def make_layers(self, kind: Any, count: int) -> list[Any]:
         """transformers' layers, of its class ``kind``."""
         return [kind(self.config, index) for index in range(count)]
+
+    def make_norm(self, kind: Any) -> Any:
+        """A norm outside the layers, of transformers' class ``kind``."""
+        return kind(self.model.hidden_size, eps=getattr(self.config, self.epsilon_key))
 
     def feed_forward(self, layer: int) -> Any:
         """transformers' module of a layer's feed-forward, with experts or without."""

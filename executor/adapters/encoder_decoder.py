@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from executor.adapters.base import Adapter
 
@@ -13,15 +14,50 @@ __all__ = ["EncoderDecoderAdapter"]
 
 
 class EncoderDecoderAdapter(Adapter, ABC):
-    """Layers 0 to ``model.encoder_depth`` - 1 are the encoder's, all others the decoder's.
+    """Layers 0 to ``model.encoder_depth`` - 1 are the encoder's, all others the decoder's."""
 
-    Attributes
-    ----------
-    capacity
-        Most tokens of one sequence that an expert takes; those that come later pass it by.
-    """
+    @abstractmethod
+    def capacity(self, tokens: int) -> int:
+        """Most of a sequence's ``tokens`` that an expert takes; more pass it by."""
 
-    capacity: int
+    def order(self, weights: torch.Tensor) -> torch.Tensor | None:
+        """The order in which an expert takes a sequence's tokens, whose routers' weights are
+        [tokens, top_k]; None: their own."""
+        return None
+
+    def kept(self, weights: torch.Tensor, chosen: torch.Tensor, experts: int) -> torch.Tensor:
+        """Which choices [tokens, top_k] of one sequence's tokens find room with their experts.
+
+        All first choices come before all second ones, with room or without.
+        """
+        kept = torch.empty_like(chosen, dtype=torch.bool)
+        order, capacity = self.order(weights), self.capacity(len(chosen))
+        before = torch.zeros(experts, dtype=torch.int64, device=chosen.device)
+        for column, choices in enumerate(chosen.t()):
+            queue = choices if order is None else choices[order]
+            asked = functional.one_hot(queue, experts)
+            ahead = (asked.cumsum(0) - 1 + before).gather(1, queue[:, None])[:, 0]
+            kept[slice(None) if order is None else order, column] = ahead < capacity
+            before += asked.sum(0)
+        return kept
+
+    def weigh(self, weights: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        """Weights of experts' outputs, float32 [tokens, top_k], of what ``route`` says of them and
+        which choices are kept."""
+        return weights.mul_(kept)
+
+    def place(self, rows: torch.Tensor, tokens: torch.Tensor, before: torch.Tensor) -> None:
+        """Add to embedding rows what tells their places, where that is the embedding's to do.
+
+        Parameters
+        ----------
+        rows
+            [sequences, tokens, hidden].
+        tokens
+            [sequences, tokens].
+        before
+            Tokens before those on their side: [sequences].
+        """
 
     @abstractmethod
     def self_attention(

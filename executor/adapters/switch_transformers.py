@@ -40,9 +40,8 @@ class SwitchTransformersAdapter(EncoderDecoderAdapter):
         norm = type(self._final_norm)
         self._eager = import_module(norm.__module__).eager_attention_forward
         with torch.device("meta"):
-            self._encoder_norm = norm(model.hidden_size, eps=self.config.layer_norm_epsilon)
+            self._encoder_norm = self.make_norm(norm)
         self._biases: dict[bool, torch.Tensor] = {}
-        self.capacity = self.config.expert_capacity
 
     def check_config(self) -> None:
         """Computation in float32, where it is known to be transformers'; without ties transformers
@@ -62,6 +61,11 @@ class SwitchTransformersAdapter(EncoderDecoderAdapter):
             config.is_decoder = index >= depth
             layers.append(kind(config, index in (0, depth), spec.experts > 0, layer_idx=index))
         return layers
+
+    def capacity(self, tokens: int) -> int:
+        """The same for all sequences."""
+        result: int = self.config.expert_capacity
+        return result
 
     def feed_forward(self, layer: int) -> Any:
         """The last part of a layer."""

@@ -7,6 +7,8 @@ part of ``kv_values``, which counts decoded tokens.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from planner.architectures.base import Architecture, LayerShape, Weight, linear, norm
 from planner.architectures.reading import ConfigReader
 
@@ -111,11 +113,21 @@ def _switch_layer(
 
 
 def nllb_moe(read: ConfigReader) -> Architecture:
-    """NLLB-MoE: experts in every fourth layer of encoder and decoder, two chosen."""
+    """NLLB-MoE: experts in every fourth layer of encoder and decoder, two chosen.
+
+    Saved without its head, as the published one, its names have no ``model.`` before them.
+    """
+    root = "" if read.config.get("architectures") == ["NllbMoeModel"] else "model."
     hidden, vocab = read.positive("d_model"), read.positive("vocab_size")
     heads = read.positive("decoder_attention_heads")
     tied = read.flag("tie_word_embeddings", True)
-    copies = tuple(f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder"))
+    copies = tuple(f"{root}{side}.embed_tokens.weight" for side in ("encoder", "decoder"))
+
+    def outside(role: str) -> tuple[Weight, ...]:
+        found = norm(f"model.{role}", hidden, bias=True, part="outside")
+        return tuple(replace(one, stored=root + one.role.removeprefix("model.")) for one in found)
+
+    final_norm, final_bias = outside("decoder.layer_norm")
     return Architecture(
         family=read.family,
         hidden_size=hidden,
@@ -124,19 +136,19 @@ def nllb_moe(read: ConfigReader) -> Architecture:
         kv_heads=heads,
         head_dim=hidden // heads,
         max_context=read.positive("max_position_embeddings"),
-        layers=_nllb_layers(read, "decoder"),
-        embedding=Weight("model.shared.weight", (vocab, hidden), "outside"),
-        final_norm=Weight("model.decoder.layer_norm.weight", (hidden,), "outside"),
+        layers=_nllb_layers(read, "decoder", root),
+        embedding=Weight("model.shared.weight", (vocab, hidden), "outside", f"{root}shared.weight"),
+        final_norm=final_norm,
         head=None if tied else Weight("lm_head.weight", (vocab, hidden), "outside"),
-        extra=norm("model.decoder.layer_norm", hidden, bias=True, part="outside")[1:],
-        encoder_layers=_nllb_layers(read, "encoder"),
-        encoder_other=norm("model.encoder.layer_norm", hidden, bias=True, part="outside"),
+        extra=(final_bias,),
+        encoder_layers=_nllb_layers(read, "encoder", root),
+        encoder_other=outside("encoder.layer_norm"),
         skipped=lambda name: name in copies or (tied and name == "lm_head.weight"),
         default_dtype="float32",
     )
 
 
-def _nllb_layers(read: ConfigReader, side: str) -> tuple[LayerShape, ...]:
+def _nllb_layers(read: ConfigReader, side: str, base: str) -> tuple[LayerShape, ...]:
     hidden, inner = read.positive("d_model"), read.positive(f"{side}_ffn_dim")
     step = read.natural(f"{side}_sparse_step", default=4)
     number, top_k = read.chosen(read.positive("num_experts"), 2)
@@ -167,7 +179,7 @@ def _nllb_layers(read: ConfigReader, side: str) -> tuple[LayerShape, ...]:
     )
     layers = []
     for index in range(read.layers(f"{side}_layers")):
-        prefix = f"model.{side}.layers.{index}."
+        prefix = f"{base}{side}.layers.{index}."
         if step == 0 or (index + 1) % step:
             layers.append(LayerShape((*shared, *dense), prefix, kv_values))
             continue

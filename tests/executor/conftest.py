@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,23 @@ SHAPES: dict[str, dict[str, Any]] = {
         "relative_attention_max_distance": 12,
         "decoder_start_token_id": 5,
     },
+    "nllb-moe": {
+        "d_model": 64,
+        "encoder_layers": 4,
+        "decoder_layers": 5,
+        "encoder_ffn_dim": 40,
+        "decoder_ffn_dim": 56,
+        "encoder_attention_heads": 8,
+        "decoder_attention_heads": 4,
+        "encoder_sparse_step": 2,
+        "decoder_sparse_step": 2,
+        "num_experts": 8,
+        "router_bias": True,
+        # less than some of the prompts want of an expert
+        "moe_eval_capacity_token_fraction": 0.2,
+        "batch_prioritized_routing": True,
+        "decoder_start_token_id": 2,
+    },
 }
 COMMON: dict[str, Any] = {
     "hidden_size": 64,
@@ -264,6 +282,33 @@ def network(config: Any) -> Any:
     return transformers.AutoModelForCausalLM
 
 
+def reference(folder: Path) -> Any:
+    """transformers' model of a checkpoint.
+
+    Of NLLB-MoE with the experts that transformers 4.46 had (whose own tokens ``test_nllb_moe.py``
+    has): 5.24 makes one-hot rows of the router's one-hot rows, and so sends all tokens to experts 0
+    and 1.
+    """
+    model = network(transformers.AutoConfig.from_pretrained(folder)).from_pretrained(folder)
+    for module in model.modules():
+        if type(module).__name__ == "NllbMoeExperts":
+            module.forward = partial(_nllb_experts, module)
+    return model
+
+
+def _nllb_experts(
+    experts: Any, rows: torch.Tensor, _: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """Each expert's outputs for the tokens that give it a weight, times the share that training
+    left unmasked."""
+    sums = torch.zeros_like(rows)
+    for number in range(experts.num_experts):
+        mine = weights[:, number].nonzero().flatten()
+        outputs = experts[f"expert_{number}"](rows[mine]) * (1 - experts.moe_token_dropout)
+        sums[mine] += weights[mine, number, None] * outputs
+    return sums
+
+
 def write_checkpoint(family: str, folder: Path, dtype: torch.dtype, **changes: Any) -> None:
     """A checkpoint of random weights, written by transformers."""
     config = transformers.AutoConfig.for_model(family, **{**COMMON, **SHAPES[family], **changes})
@@ -272,7 +317,9 @@ def write_checkpoint(family: str, folder: Path, dtype: torch.dtype, **changes: A
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if config.is_encoder_decoder:
             # as transformers begins it, a tied model says its input again
-            torch.nn.init.normal_(tensor, std=0.3)
+            torch.nn.init.normal_(tensor, std=0.6 if family == "nllb-moe" else 0.3)
+        if name == "model.shared.weight":
+            tensor.data.div_(config.d_model**0.5)  # scaled up again as it is looked up
         # what transformers initialises to 0 or 1 would hide that it is there at all
         if name.endswith((".bias", "_bias", "sinks")):
             torch.nn.init.normal_(tensor, std=0.2)
@@ -461,6 +508,7 @@ def helpers() -> Any:
         plan = staticmethod(make_plan)
         resident = staticmethod(everything_resident)
         network = staticmethod(network)
+        reference = staticmethod(reference)
         write_checkpoint = staticmethod(write_checkpoint)
         greedy = staticmethod(greedy)
         continuation = staticmethod(continuation)

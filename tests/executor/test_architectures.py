@@ -23,6 +23,7 @@ from planner.memory import account_device, context_tokens, smallest_policy
 from solvers.errors import UnsupportedError
 
 PROMPTS, LONGEST, NEW_TOKENS = 10, 21, 7
+TRANSLATORS = ("nllb-moe", "switch_transformers")
 CASES = [(family, number) for family in FAMILIES for number in range(7)]
 
 
@@ -42,9 +43,12 @@ def expected(checkpoint_of: Callable[..., Path], helpers: Any) -> Callable[[str]
     def make(family: str) -> list[list[int]]:
         if family not in known:
             folder = checkpoint_of(family)
-            config = transformers.AutoConfig.from_pretrained(folder)
-            model = helpers.network(config).from_pretrained(folder)
+            model = helpers.reference(folder)
             prompts = prompts_of(family)
+            if family == "nllb-moe":
+                # an expert's room is a share of all tokens there, padding too
+                known[family] = [generate(model, [prompt])[0] for prompt in prompts]
+                return known[family]
             known[family] = generate(model, prompts)
             assert generate(model, prompts[-1:]) == known[family][-1:]
             assert generate(model, prompts[:1]) == known[family][:1]
@@ -138,7 +142,7 @@ def test_tokens(
         assert totals.count_by_kind.get("copy_demand", 0) == 0
 
 
-@pytest.mark.parametrize("family", [one for one in FAMILIES if one != "switch_transformers"])
+@pytest.mark.parametrize("family", [one for one in FAMILIES if one not in TRANSLATORS])
 def test_account_of_keys_and_values_is_exact(
     family: str, checkpoint_of: Callable[..., Path], helpers: Any
 ) -> None:
@@ -189,11 +193,13 @@ def test_refuses_by_name(
 
 
 def test_what_cannot_run_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    layers = {"encoder_layers": 4, "decoder_layers": 4, "num_experts": 4}
-    sizes = {"d_model": 32, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "vocab_size": 50}
-    config = transformers.AutoConfig.for_model("nllb-moe", **layers, **sizes)
-    transformers.AutoModelForSeq2SeqLM.from_config(config).save_pretrained(tmp_path / "model")
-    message = "'nllb-moe'.*lacks results to match: transformers sends"
+    layers = {"num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+    sizes = {"hidden_size": 32, "intermediate_size": 24, "kv_channels": 8, "vocab_size": 50}
+    config = transformers.AutoConfig.for_model(
+        "jetmoe", num_key_value_heads=2, num_attention_heads=4, **layers, **sizes
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    message = "'jetmoe'.*lacks its experts in attention"
     with pytest.raises(UnsupportedError, match=message):
         open_weights(tmp_path / "model")
     with pytest.raises(UnsupportedError, match=message):

@@ -238,34 +238,6 @@ def test_what_an_encoder_does_not_have_yet_is_refused(
             engine.recording()
 
 
-def test_transformers_sends_every_token_of_nllb_to_two_experts() -> None:
-    """Why NLLB-MoE is refused: of its router's choices one-hot rows are made twice, so that there
-    is nothing of the model's own to be equal to. Where this fails, look at it again."""
-    config = transformers.NllbMoeConfig(
-        d_model=16,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_ffn_dim=8,
-        decoder_ffn_dim=8,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        num_experts=4,
-        vocab_size=50,
-        encoder_sparse_step=1,
-        decoder_sparse_step=1,
-    )
-    torch.manual_seed(0)
-    model = transformers.AutoModelForSeq2SeqLM.from_config(config).eval()
-    feed, rows = model.model.encoder.layers[0].ffn, torch.randn(1, 40, 16)
-    with torch.no_grad():
-        chosen = feed.router(rows[0])[0].argmax(dim=1)
-        before = feed(rows)
-        assert set(chosen.tolist()) == {0, 1, 2, 3}
-        for expert in (2, 3):
-            feed.experts[f"expert_{expert}"].fc2.weight.fill_(9.0)
-        assert torch.equal(feed(rows), before)
-
-
 def test_logits(checkpoint: Path, plan: Plan) -> None:
     """Their scale, too, which the likeliest token does not tell."""
     (prompt,) = prompts_of(1)
