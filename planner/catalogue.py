@@ -140,7 +140,7 @@ def named_machine(name: str) -> Machine:
         close = difflib.get_close_matches(name.lower(), machine_names(), n=3, cutoff=0.4)
         nearest = f"; nearest are {', '.join(close)}" if close else ""
         raise OptionError(
-            f"--hardware {name!r} is not in the catalogue{nearest}; 'moeplan catalog' lists it, "
+            f"hardware {name!r} is not in the catalogue{nearest}; 'moeplan catalog' lists it, "
             "and a JSON file of your own figures works, too (docs/offline.md)"
         )
     assumed = []
@@ -178,7 +178,7 @@ def _with_cpu(gpu: str, cpu: str) -> Machine:
     for wanted, one in (("cuda", machine), ("cpu", beside)):
         if one.device != wanted:
             raise OptionError(
-                f"--hardware {gpu}+{cpu}: {one.name} is a {one.device} machine; name a GPU, then "
+                f"hardware {gpu}+{cpu}: {one.name} is a {one.device} machine; name a GPU, then "
                 "the CPU beside it"
             )
     host = HostProcessor(

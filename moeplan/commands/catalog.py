@@ -29,7 +29,9 @@ def catalog(
     if name is not None:
         machine = named_machine(name)
         found = _figures(machine)
-        table = Table("figure", "value", "kind", "conditions", "source", box=None, pad_edge=False)
+        table = Table("figure", "value", "kind", "conditions", box=None, pad_edge=False)
+        # an address that was cut could not be looked up
+        table.add_column("source", overflow="fold")
         for row in found:
             table.add_row(
                 f"{row['name']} {row['quantity']}",

@@ -167,7 +167,7 @@ def pack(
     import executor
 
     reporter = reporter_of(ctx)
-    several = quantize is not None and "," in quantize
+    several = quantize is not None and ("," in quantize or quantize == "own")
     quantized = None if several else _quantized(quantize, group)
     forms = _forms(quantize, group) if quantize is not None and several else ()
     if compress not in _COMPRESS:

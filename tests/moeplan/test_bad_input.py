@@ -161,6 +161,11 @@ CHECKPOINT_CASES = [
         ("int8,int4", "'own'"),
     ),
     Case(
+        "pack in the checkpoint's own form alone",
+        lambda tiny, here: ["pack", tiny, here / "s", "--quantize", "own"],
+        ("--quantize own", "int8 or int4 or both"),
+    ),
+    Case(
         "pack in several forms and compressed",
         lambda tiny, here: [
             "pack",

@@ -108,7 +108,15 @@ def test_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
     figures = json.loads(capsys.readouterr().out)["figures"]
     assert {row["kind"] for row in figures} == {"spec", "measured"}
     assert all(row["source"] for row in figures)
+    assert cli.main(["catalog", "t4"]) == 0
+    told = capsys.readouterr().out
+    assert "…" not in told  # nothing is cut: who wants to look a source up needs all of it
+    squeezed = "".join(told.split())
+    longest = max((word for row in figures for word in row["source"].split()), key=len)
+    assert len(longest) > 20
+    assert longest[:20] in squeezed
     assert cli.main(["catalog", "t5"]) == 2
+    assert capsys.readouterr().err.startswith("moeplan: hardware 't5' is not in the catalogue")
 
 
 def test_planning_without_a_machine_loads_no_torch(tmp_path: Path) -> None:
