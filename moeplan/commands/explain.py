@@ -42,6 +42,8 @@ _BANDWIDTH_STEPS = (
     (10**7, "10 MB/s"),
     (10**6, "1 MB/s"),
 )
+_NOTHING = 1e-6
+"""To so much of its optimum a linear program is solved."""
 
 
 def explain(
@@ -223,11 +225,9 @@ def _memory(plan: Plan, found: Explanation) -> str:
     if price is None:
         return "What more memory would buy: no prices are known for this objective."
     step, name = _step(price.added, _MEMORY_STEPS)
-    slope = (
-        "nothing"
-        if not price.slope
-        else (f"{objective_words(plan, price.slope * step)} at the present rate")
-    )
+    rate, slope = price.slope or 0.0, "nothing"
+    if _counts(price, rate * price.added):
+        slope = f"{objective_words(plan, rate * step)} at the present rate"
     return (
         f"What more memory would buy: by the relaxation's shadow price {name} more saves "
         f"{slope}. "
@@ -240,13 +240,20 @@ def _bandwidth(plan: Plan, found: Explanation) -> str:
     if price is None:
         return "What faster copies would buy: no prices are known for this objective."
     step, name = _step(price.added, _BANDWIDTH_STEPS)
-    per = (price.bound_before - price.bound_after) / price.added * step
+    saved = price.bound_before - price.bound_after
+    slope = "nothing"
+    if _counts(price, saved):
+        slope = objective_words(plan, saved / price.added * step)
     return (
         f"What faster copies would buy: by the relaxation {name} more saves "
-        f"{objective_words(plan, per) if per > 0 else 'nothing'} with this n and b at the present "
-        "rate. A tenth more "
+        f"{slope} with this n and b at the present rate. A tenth more "
         f"({price.added / 1e9:.2f} GB/s): {_checked(plan, price)}"
     )
+
+
+def _counts(price: Price, saved: float) -> bool:
+    """Whether what a tenth more saves is more than what floating point makes of nothing."""
+    return saved > _NOTHING * price.bound_before
 
 
 def _checked(plan: Plan, price: Price) -> str:

@@ -20,8 +20,8 @@ from moeplan import cli
 from moeplan.commands.explain import _forms, sentences
 from moeplan.options import parse_range
 from moeplan.plots import Chart, Line, TableOf, build_plots
-from planner.documents import ExpertError, FormName, Plan, load_document
-from planner.explain import Explanation, Prefetching, Price, Unit
+from planner.documents import ExpertError, FormName, HostCompute, Plan, load_document
+from planner.explain import Explanation, Hosting, Prefetching, Price, Unit
 from planner.sweep import GroupPoint
 from solvers.errors import OptionError
 
@@ -271,6 +271,15 @@ def test_the_words_follow_from_the_numbers(plan: Plan) -> None:
     under = sentences(replace(plan, bound=4.4e6), found)[3]
     assert under.endswith("less than this plan's.")
     assert "do not fit: they need" not in group
+    # what floating point leaves of nothing is nothing
+    noise = replace(memory_price, slope=1e-9)
+    assert "1 KiB more saves nothing" in sentences(plan, replace(found, memory_price=noise))[3]
+    hosting = Hosting(HostCompute(6, 50), 5e6, 6e6, 2.5, 4.25, 2e5, 3e5)
+    told = sentences(plan, replace(found, hosting=hosting, host_busy=0.14))
+    assert "the channel 95%, the CPU 14%" in told[2]
+    assert "In a mean pass it computes 2.5 of the 4.2 demanded experts" in told[-1]
+    assert "200 us each, where a copy takes 300 us" in told[-1]
+    assert "With all of them copied the same plan takes 6 ms a token, 20.0% more" in told[-1]
     tight = replace(found, groups=(replace(found.groups[0], fits=False), found.groups[1]))
     some = replace(plan.policy.layers[1], resident=(), raw=(2, 5))
     mix = replace(plan.policy, layers=(plan.policy.layers[0], some))
