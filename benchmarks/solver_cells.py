@@ -103,10 +103,13 @@ def build(cell: Cell, routing: Path | None) -> tuple[Problem, Problem, Problem]:
     quarter = half + half // 2
     fit_shares, other, choosing = shares[:half], shares[half:quarter], shares[quarter:]
     few = cell.group <= 8
-    passes = (48 if few and cell.layers <= 32 else 16, 128 if few else 32)
+    # the more items, the more of them look better than they are in so many passes
+    most = 48 if few and cell.layers <= 32 else 16
+    if cell.group <= 2 and cell.layers > 32:
+        most = 32 if cell.experts <= 128 else 64
     each = cell.layers * min(cell.experts, cell.group * cell.top_k)
-    fitted = max(min(passes[0], _DEMANDED // each), _FEWEST)
-    held_out = max(min(passes[1], 4 * _DEMANDED // each), _FEWEST)
+    fitted = max(min(most, _DEMANDED // each), _FEWEST)
+    held_out = max(min(128 if few else 32, 4 * _DEMANDED // each), _FEWEST)
     runs = 8  # passes of one group, before new sequences come
     demand = _draw(cell, fit_shares, fitted, runs, rng)
     mean = np.broadcast_to(_demanded_by_one(cell, fit_shares, seed), demand.shape)
