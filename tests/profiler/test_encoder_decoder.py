@@ -98,6 +98,15 @@ def test_a_profile_has_both_sides(profile: Profile) -> None:
     assert routing.tokens == 6 * (PROMPT + 16)
 
 
+def computed(events: list[Event]) -> set[tuple[str, int, int, int, int]]:
+    """Operations that routing does not decide, each with its rows."""
+    return {
+        (event.kind, event.pass_index, event.layer, event.item, event.rows)
+        for event in events
+        if event.kind in FIXED
+    }
+
+
 @pytest.mark.parametrize("room_bytes", [100_000, 4 << 20])
 def test_a_plan_is_run_as_it_was_predicted(
     checkpoint: Path, profile: Profile, room_bytes: int, monkeypatch: pytest.MonkeyPatch
@@ -120,14 +129,6 @@ def test_a_plan_is_run_as_it_was_predicted(
         whole = network.generate(torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False)
         assert made == whole[0, 1:].tolist()
     done = list(trace.timeline.events())
-
-    def computed(events: list[Event]) -> set[tuple[str, int, int, int, int]]:
-        return {
-            (event.kind, event.pass_index, event.layer, event.item, event.rows)
-            for event in events
-            if event.kind in FIXED
-        }
-
     assert computed(done) == computed(list(plan.predicted.timeline.events()))
     verified = verify(plan, trace, profile.hardware, profile.costs)
     kinds = {one.name: one for one in verified.kinds}
@@ -153,6 +154,66 @@ def test_a_plan_is_run_as_it_was_predicted(
     }
     account = account_device(profile.model, plan.policy, workload, 4, budget)
     assert trace.totals.device_peak_bytes <= account.peak_bytes <= budget
+
+
+def test_a_plan_for_nllb_is_run_as_it_was_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two experts a token, with biases and of other sizes on each side; its tokens are held in
+    ``tests/executor/test_nllb_moe.py``."""
+    torch.manual_seed(7)
+    config = transformers.NllbMoeConfig(
+        d_model=64,
+        encoder_layers=4,
+        decoder_layers=3,
+        encoder_ffn_dim=40,
+        decoder_ffn_dim=56,
+        encoder_attention_heads=8,
+        decoder_attention_heads=4,
+        encoder_sparse_step=2,
+        decoder_sparse_step=1,
+        num_experts=8,
+        vocab_size=211,
+        max_position_embeddings=40,
+        eos_token_id=None,
+    )
+    transformers.AutoModelForSeq2SeqLM.from_config(config).save_pretrained(tmp_path / "model")
+    profile_checkpoint(
+        tmp_path / "model",
+        tmp_path / "profile",
+        memory_bytes=12 << 20,
+        prompts=prompts_of(6),
+        effort=QUICK,
+    )
+    profile = load_profile(tmp_path / "profile")
+    routing = profile.routing
+    assert (routing.moe_layers, routing.encoder, routing.top_k) == ((1, 3, 4, 5, 6), 2, 2)
+    monkeypatch.setattr(groups, "group_sizes", lambda requests: [requests])
+    workload = Workload(4, PROMPT, NEW_TOKENS)
+    budget = smallest_budget_bytes(profile, workload) + 400_000
+    plan = make_plan(profile, workload, memory_bytes=budget, solver="on-demand")
+    assert check_plan(plan, profile) == []
+    with Engine.from_plan(plan) as engine:
+        engine.generate(prompts_of(4, seed=1))
+        trace, arrays = engine.trace(), engine.routing()
+    done = list(trace.timeline.events())
+    assert computed(done) == computed(list(plan.predicted.timeline.events()))
+    assert verify(plan, trace, profile.hardware, profile.costs).not_comparable is None
+    assert any(event.kind == "copy_demand" for event in done)
+    # each expert has the tokens that chose it, whichever of their two choices it was
+    rows = {
+        (event.pass_index, event.layer, event.item): event.rows
+        for event in done
+        if event.kind == "expert"
+    }
+    wanted: dict[tuple[int, int, int], int] = {}
+    for column, layer in enumerate(routing.moe_layers):
+        for row in np.flatnonzero(arrays.met(column)):
+            step = int(max(arrays.position[row] - PROMPT, 0)) if arrays.phase[row] else 0
+            for expert in arrays.experts[row, column].tolist():
+                wanted[step, layer, expert] = wanted.get((step, layer, expert), 0) + 1
+    assert rows == wanted
+    assert trace.totals.device_peak_bytes <= budget
 
 
 def test_a_run_corrects_both_sides(profile: Profile, checkpoint: Path) -> None:
