@@ -36,7 +36,7 @@ from planner.architectures import Architecture, LayerShape, Weight, describe
 from planner.checkpoint import load_config
 from planner.documents import writing
 from planner.files import exists, is_dir, is_file, led_to
-from solvers.errors import OptionError, UnsupportedError
+from solvers.errors import OptionError, RunError, UnsupportedError
 
 __all__ = ["FAMILIES", "SyntheticSummary", "write_synthetic"]
 
@@ -144,7 +144,7 @@ def write_synthetic(
         If an option is out of range, ``out`` is something else than a synthetic checkpoint, or it
         cannot be written.
     RunError
-        If the disk is full.
+        If the disk is full, or has too little room.
     CheckpointError, UnsupportedError
         If the configuration cannot be read, or its family cannot be synthesized.
     """
@@ -291,8 +291,9 @@ def _write(
         fill.append((tensor, -1, weight))
     tensors.append(Tensor(head.name, head.shape, stored))
     need = sum(tensor.size_bytes for tensor in tensors)
-    if shutil.disk_usage(folder).free < need + _SPARE_BYTES:
-        raise OptionError(f"{folder.parent}: the disk has no room for the {need} bytes needed")
+    free = shutil.disk_usage(folder).free
+    if free < need + _SPARE_BYTES:
+        raise RunError(f"{folder.parent}: {need + _SPARE_BYTES} bytes are needed, {free} are free")
     walk = Walk(architecture.vocab_size, architecture.hidden_size, rho, seed)
     shards = Shards(folder, tensors, {_NOTE: "true"}, _SHARD_BYTES)
     done = 0

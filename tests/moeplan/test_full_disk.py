@@ -81,6 +81,18 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
+def test_too_little_room_for_a_synthetic_checkpoint_is_the_machines_fault(
+    small_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["synth", f"{CHECKPOINT}/config.json", "--layers", "1", "--out"]
+    (small_disk / "filler").write_bytes(b"x" * 4096)
+    assert cli.main([*argv, str(small_disk / "made")]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"moeplan: {small_disk}: ")
+    assert told.endswith(" bytes are needed, 4096 are free\n")
+    assert [path.name for path in small_disk.iterdir()] == ["filler"]
+
+
 @pytest.mark.parametrize("as_json", [False, True])
 def test_outputs_that_do_not_fit_are_shown(
     as_json: bool,
