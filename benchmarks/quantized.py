@@ -42,8 +42,8 @@ from benchmarks.writing import write_result
 from executor import open_weights, pack
 from executor.adapters import ExpertWeights
 from executor.caps import PROCESS_BYTES
-from executor.device import STORED, quantized_expert
 from executor.direct import Pacer, ReadBuffer
+from executor.matrices import STORED, quantized_expert
 from executor.units import Unit
 from planner.documents import QuantizedExperts
 from planner.memory import aligned

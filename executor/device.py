@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
@@ -16,9 +15,9 @@ from executor.embedding import Embedding
 from executor.encoder_decoder import EncoderDecoderOperations, EncoderDecoderState
 from executor.layout import Place
 from executor.ledger import Ledger
+from executor.matrices import STORED, TensorAt, host_tensor, quantized_expert
 from executor.memory import Backend, CpuBackend, Lane, Region
 from executor.operations import Operations
-from executor.quantized import QuantizedMatrix
 from executor.schedule import Chunk
 from executor.source import WeightSource
 from executor.spill import Spill
@@ -26,15 +25,7 @@ from executor.state import GroupState
 from executor.tokenizer import forced_token, start_tokens
 from executor.transfers import Following
 from executor.units import Unit, Units, head_tile_span, model_units
-from planner.documents import (
-    OWN,
-    FormName,
-    LayerSpec,
-    ModelSpec,
-    Policy,
-    QuantizedExperts,
-    Workload,
-)
+from planner.documents import OWN, FormName, Policy, Workload
 from planner.memory import (
     PURPOSES,
     account_device,
@@ -47,27 +38,15 @@ from planner.memory import (
     slot_bytes,
     start_slot_bytes,
 )
-from planner.quantized import expert_matrices, group_of
 from solvers.errors import UnsupportedError
 
-__all__ = ["DTYPES", "Device", "quantized_expert"]
+__all__ = ["DTYPES", "Device"]
 
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-
-STORED = {
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-}
-
-_TensorAt = Callable[[int, tuple[int, ...], torch.dtype], torch.Tensor]
-"""A tensor over the bytes at an offset."""
 
 _PURPOSES = {"dense": "dense", "expert": "experts", "head": "head"}
 
@@ -351,10 +330,10 @@ class Device:
             held = self.memory.held(self._pieces(unit))
             if held is None:
                 raise RuntimeError(f"{unit} does not lie in host memory")
-            weights = self._hosted[unit] = self._expert_at(unit, 0, partial(_host_tensor, held))
+            weights = self._hosted[unit] = self._expert_at(unit, 0, partial(host_tensor, held))
         return weights
 
-    def _expert_at(self, unit: Unit, offset: int, tensor: _TensorAt) -> ExpertWeights:
+    def _expert_at(self, unit: Unit, offset: int, tensor: TensorAt) -> ExpertWeights:
         form, model = self._form(unit), self.adapter.model
         places = self.source.places(unit, form)
         how = {one.name: one.quantized for one in model.forms or ()}.get(form, model.quantized)
@@ -368,7 +347,7 @@ class Device:
         )
 
     def _tensors(
-        self, places: Iterable[Place], offset: int, tensor: _TensorAt | None = None
+        self, places: Iterable[Place], offset: int, tensor: TensorAt | None = None
     ) -> dict[str, torch.Tensor]:
         """Tensors of a unit that lies at ``offset`` of the device's memory, or of another."""
         at = tensor or self._arena.tensor
@@ -384,30 +363,3 @@ class Device:
         return self._arena.tensor(
             self._offset(unit, slot), (stop - start, model.hidden_size), self.dtype
         )
-
-
-def _host_tensor(
-    held: torch.Tensor, offset: int, shape: tuple[int, ...], dtype: torch.dtype
-) -> torch.Tensor:
-    """A tensor over bytes in host memory."""
-    size = dtype.itemsize * math.prod(shape)
-    return held[offset : offset + size].view(dtype).view(shape)
-
-
-def quantized_expert(
-    model: ModelSpec, layer: LayerSpec, how: QuantizedExperts, tensors: Mapping[str, torch.Tensor]
-) -> ExpertWeights:
-    """An expert that is quantized, out of its unit's tensors by role."""
-    gate_up, down = (
-        QuantizedMatrix(
-            tensors[f"{role}.values"],
-            tensors[f"{role}.scales"],
-            rows,
-            columns,
-            group_of(how, columns),
-        )
-        for role, (rows, columns) in zip(
-            ("gate_up", "down"), expert_matrices(model, layer), strict=True
-        )
-    )
-    return ExpertWeights(gate_up, down, tensors.get("gate_up.bias"), tensors.get("down.bias"))
