@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from planner.documents import (
@@ -76,7 +76,9 @@ def load_profile(folder: Path) -> Profile:
     model = load_document(ModelSpec, folder / "model.json")
     costs = load_document(CostProfile, folder / "costs.json")
     routing, arrays = load_trace(folder / "routing.json")
-    return assemble(Profile(folder, index, hardware, model, costs, routing, arrays))
+    profile = assemble(Profile(folder, index, hardware, model, costs, routing, arrays))
+    # plans keep it, and are looked into from other folders, too
+    return replace(profile, folder=folder.absolute())
 
 
 def assemble(profile: Profile) -> Profile:

@@ -100,6 +100,14 @@ def test_a_profile_is_read_back(tmp_path: Path) -> None:
     assert profile.index.memory_bytes == 10**6
 
 
+def test_a_folder_named_from_here_is_kept_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_profile(tmp_path / "p")
+    monkeypatch.chdir(tmp_path)
+    assert load_profile(Path("p")).folder == tmp_path / "p"
+
+
 def test_a_missing_folder_or_document_is_named(tmp_path: Path) -> None:
     with pytest.raises(DocumentError, match="moeplan profile"):
         load_profile(tmp_path / "none")
