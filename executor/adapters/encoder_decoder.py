@@ -3,18 +3,51 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn import functional
 
-from executor.adapters.base import Adapter
+from executor.adapters.base import Adapter, Tensors
+from planner.documents import ModelSpec
 
 __all__ = ["EncoderDecoderAdapter"]
 
 
 class EncoderDecoderAdapter(Adapter, ABC):
-    """Layers 0 to ``model.encoder_depth`` - 1 are the encoder's, all others the decoder's."""
+    """Layers 0 to ``model.encoder_depth`` - 1 are the encoder's, all others the decoder's.
+
+    Attributes
+    ----------
+    encoder_norm_name
+        Module behind the encoder's last layer, as checkpoints call it.
+    """
+
+    encoder_norm_name: ClassVar[str]
+
+    def __init__(self, config: dict[str, Any], model: ModelSpec, dtype: torch.dtype) -> None:
+        super().__init__(config, model, dtype)
+        with torch.device("meta"):
+            self._encoder_norm = self.make_norm(type(self._final_norm))
+
+    def check_config(self) -> None:
+        """Computation in float32, where it is known to be transformers'; without ties transformers
+        has three embeddings."""
+        if self.dtype != torch.float32:
+            raise self.refuse(f"{self.family} in {self.model.dtype} cannot be run yet: float32 can")
+        self.require("router_dtype", ("float32",))
+        self.require("tie_word_embeddings", (True,))
+
+    def bind_outside(self, tensors: Tensors) -> None:
+        """Both final norms."""
+        rest = {}
+        for role, tensor in tensors.items():
+            module, _, name = role.rpartition(".")
+            if module == self.encoder_norm_name:
+                self._encoder_norm._parameters[name] = tensor
+            else:
+                rest[role] = tensor
+        super().bind_outside(rest)
 
     @abstractmethod
     def capacity(self, tokens: int) -> int:
@@ -83,9 +116,10 @@ class EncoderDecoderAdapter(Adapter, ABC):
             themselves (encoder).
         """
 
-    @abstractmethod
     def encoder_norm(self, rows: torch.Tensor) -> torch.Tensor:
         """The norm behind the encoder's last layer."""
+        result: torch.Tensor = self._encoder_norm(rows)
+        return result
 
     @abstractmethod
     def cross_keys_values(

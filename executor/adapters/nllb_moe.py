@@ -10,14 +10,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from executor.adapters.base import ExpertWeights, Shapes, Tensors
+from executor.adapters.base import ExpertWeights, Shapes
 from executor.adapters.encoder_decoder import EncoderDecoderAdapter
 from planner.documents import ModelSpec
 from planner.memory import EXPERT_TILE_ROWS
 
 __all__ = ["NllbMoeAdapter"]
-
-_ENCODER_NORM = "model.encoder.layer_norm."
 
 
 class NllbMoeAdapter(EncoderDecoderAdapter):
@@ -31,6 +29,7 @@ class NllbMoeAdapter(EncoderDecoderAdapter):
     prefix: ClassVar[str] = "NllbMoe"
     layer_kind: ClassVar[str] = "EncoderLayer"
     norm: ClassVar[type[nn.Module] | None] = nn.LayerNorm
+    encoder_norm_name: ClassVar[str] = "model.encoder.layer_norm"
     block: ClassVar[str] = "ffn"
     gate: ClassVar[str] = "router"
     activation_key: ClassVar[str] = "activation_function"
@@ -40,19 +39,13 @@ class NllbMoeAdapter(EncoderDecoderAdapter):
         super().__init__(config, model, dtype)
         if self.config.scale_embedding:
             self.embedding_scale = math.sqrt(model.hidden_size)
-        with torch.device("meta"):
-            self._encoder_norm = self.make_norm(nn.LayerNorm)
         masked: float = self.config.moe_token_dropout
         # training masks whole outputs of experts, and the rest is scaled down for it here
         self._expert_scale = 1 - masked if masked > 0 else 1.0
 
     def check_config(self) -> None:
-        """Computation in float32, where it is known to be transformers'; no drawing of second
-        experts."""
-        if self.dtype != torch.float32:
-            raise self.refuse(f"{self.family} in {self.model.dtype} cannot be run yet: float32 can")
-        self.require("router_dtype", ("float32",))
-        self.require("tie_word_embeddings", (True,))
+        """No drawing of second experts, either."""
+        super().check_config()
         self.require("second_expert_policy", ("all",))
         if self.config.pad_token_id is None:
             raise self.refuse("pad_token_id is null, from which its positions are counted")
@@ -74,16 +67,6 @@ class NllbMoeAdapter(EncoderDecoderAdapter):
     def make_norm(self, kind: Any) -> Any:
         """Layer norms of torch's own epsilon: the configuration names none."""
         return kind(self.model.hidden_size)
-
-    def bind_outside(self, tensors: Tensors) -> None:
-        """Both final norms."""
-        rest = {}
-        for role, tensor in tensors.items():
-            if role.startswith(_ENCODER_NORM):
-                self._encoder_norm._parameters[role.removeprefix(_ENCODER_NORM)] = tensor
-            else:
-                rest[role] = tensor
-        super().bind_outside(rest)
 
     # --- what a pass computes -----------------------------------------------------------------
 
@@ -130,11 +113,6 @@ class NllbMoeAdapter(EncoderDecoderAdapter):
         if cache is not None:
             keys, values = cache.update(keys, values, layer)
         return _attend(attention, normed, keys, values, seen)
-
-    def encoder_norm(self, rows: torch.Tensor) -> torch.Tensor:
-        """Norm behind the encoder."""
-        result: torch.Tensor = self._encoder_norm(rows)
-        return result
 
     def cross_keys_values(
         self, layer: int, rows: torch.Tensor

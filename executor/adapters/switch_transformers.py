@@ -15,8 +15,6 @@ from planner.documents import ModelSpec
 
 __all__ = ["SwitchTransformersAdapter"]
 
-_ENCODER_NORM = "encoder.final_layer_norm.weight"
-
 
 class SwitchTransformersAdapter(EncoderDecoderAdapter):
     """``switch_transformers``: T5 with one expert a token (arXiv 2101.03961).
@@ -29,6 +27,7 @@ class SwitchTransformersAdapter(EncoderDecoderAdapter):
     prefix: ClassVar[str] = "SwitchTransformers"
     layer_kind: ClassVar[str] = "Block"
     norm_kind: ClassVar[str] = "LayerNorm"
+    encoder_norm_name: ClassVar[str] = "encoder.final_layer_norm"
     attention_kind: ClassVar[str] = "eager"
     gate: ClassVar[str] = "router"
     activation_key: ClassVar[str] = "dense_act_fn"
@@ -37,19 +36,12 @@ class SwitchTransformersAdapter(EncoderDecoderAdapter):
 
     def __init__(self, config: dict[str, Any], model: ModelSpec, dtype: torch.dtype) -> None:
         super().__init__(config, model, dtype)
-        norm = type(self._final_norm)
-        self._eager = import_module(norm.__module__).eager_attention_forward
-        with torch.device("meta"):
-            self._encoder_norm = self.make_norm(norm)
+        self._eager = import_module(type(self._final_norm).__module__).eager_attention_forward
         self._biases: dict[bool, torch.Tensor] = {}
 
     def check_config(self) -> None:
-        """Computation in float32, where it is known to be transformers'; without ties transformers
-        has three embeddings."""
-        if self.dtype != torch.float32:
-            raise self.refuse(f"{self.family} in {self.model.dtype} cannot be run yet: float32 can")
-        self.require("router_dtype", ("float32",))
-        self.require("tie_word_embeddings", (True,))
+        """An expert takes some token, too."""
+        super().check_config()
         if self.config.expert_capacity < 1:
             raise self.refuse(f"expert_capacity {self.config.expert_capacity} takes no token")
 
@@ -78,12 +70,6 @@ class SwitchTransformersAdapter(EncoderDecoderAdapter):
             attention = self._layers[layer].layer[0].SelfAttention
             self._biases[layer > 0] = attention.relative_attention_bias.weight.clone()
 
-    def bind_outside(self, tensors: Tensors) -> None:
-        """Both final norms."""
-        rest = {role: tensor for role, tensor in tensors.items() if role != _ENCODER_NORM}
-        super().bind_outside(rest)
-        self._encoder_norm._parameters["weight"] = tensors[_ENCODER_NORM]
-
     # --- what a pass computes -----------------------------------------------------------------
 
     def input_norm(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
@@ -111,11 +97,6 @@ class SwitchTransformersAdapter(EncoderDecoderAdapter):
             keys, values = cache.update(keys, values, layer)
         bias = self._bias(layer, positions, keys.shape[2])
         return self._attend(attention, normed, keys, values, seen, bias)
-
-    def encoder_norm(self, rows: torch.Tensor) -> torch.Tensor:
-        """Norm behind the encoder."""
-        result: torch.Tensor = self._encoder_norm(rows)
-        return result
 
     def cross_keys_values(
         self, layer: int, rows: torch.Tensor
