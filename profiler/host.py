@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 
@@ -25,9 +25,10 @@ from profiler.correct import corrected
 from profiler.curves import fit_curve
 from profiler.layout import BenchPlan, Layout
 from profiler.samples import PassSamples
+from profiler.seen import Step
 from profiler.tasks import Task
 
-__all__ = ["HostSamples", "HostStep", "host_tasks", "refit_host"]
+__all__ = ["HostSamples", "host_tasks", "refit_host"]
 
 KIND: Literal["host_expert"] = "host_expert"
 
@@ -141,19 +142,7 @@ class _Ways:
 # --- corrections by runs -------------------------------------------------------------------------
 
 
-class HostStep(NamedTuple):
-    """What a run says of a host's experts: how many events, and all of them together in ns, as they
-    were and as the costs say before and after; measured / predicted of every other event by a
-    correction that comes from the rest."""
-
-    events: int
-    measured_ns: int
-    before_ns: int
-    after_ns: int
-    held_out_ratio: float | None
-
-
-def refit_host(costs: CostProfile, events: Iterable[Event]) -> tuple[CostProfile, HostStep | None]:
+def refit_host(costs: CostProfile, events: Iterable[Event]) -> tuple[CostProfile, Step | None]:
     """Correct a measured host's curves, both alike, by a run's events, held against what is said of
     an expert beside copies.
 
@@ -167,7 +156,8 @@ def refit_host(costs: CostProfile, events: Iterable[Event]) -> tuple[CostProfile
     held_out = None
     if len(own) > 1:
         held_out = _took(own[1::2]) / max(_says(_moved(costs, own[::2]), own[1::2]), 1)
-    return after, HostStep(len(own), _took(own), _says(costs, own), _says(after, own), held_out)
+    step = Step(KIND, len(own), _took(own), _says(costs, own), _says(after, own), held_out)
+    return after, step
 
 
 def _moved(costs: CostProfile, events: Sequence[Event]) -> CostProfile:

@@ -194,7 +194,7 @@ def refine(profile: Profile, trace: Trace) -> Refined:
         )
     corrected_costs, host = refit_host(corrected_costs, run.events)
     if host is not None:
-        steps.append(Step("host_expert", *host))
+        steps.append(host)
     steps += [link.step() for link in links]
     hardware, corrected_costs = relinked(profile.hardware, corrected_costs, links)
     drift, reference = None, costs.reference_ns
