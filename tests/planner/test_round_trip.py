@@ -222,6 +222,9 @@ PAIRS: dict[type, dict[str, st.SearchStrategy[Any]]] = {
 }
 """Fields that are there together or not at all."""
 
+NEEDS: dict[type, dict[str, str]] = {CostProfile: {"hosting": "host_expert"}}
+"""Fields that are only there with another."""
+
 
 def documents(cls: type) -> st.SearchStrategy[Any]:
     hints = typing.get_type_hints(cls, include_extras=True)
@@ -237,11 +240,18 @@ def documents(cls: type) -> st.SearchStrategy[Any]:
         fields["memory"] = st.fixed_dictionaries({"device": account}, optional={"host": account})
     if cls is Hardware:
         fields["channels"] = of_type(hints["channels"]).map(lambda channels: channels[:1])
-    either = PAIRS.get(cls)
-    if either is not None:
-        none = st.builds(cls, **fields | dict.fromkeys(either, st.none()))
-        return none | st.builds(cls, **fields | either)
-    return st.builds(cls, **fields)
+    either = PAIRS.get(cls, {})
+    together = st.booleans().flatmap(
+        lambda there: st.fixed_dictionaries(
+            fields | (either if there else dict.fromkeys(either, st.none()))
+        )
+    )
+
+    def whole(drawn: dict[str, Any]) -> Any:
+        lacking = [name for name, other in NEEDS.get(cls, {}).items() if drawn[other] is None]
+        return cls(**drawn | dict.fromkeys(lacking))
+
+    return together.map(whole)
 
 
 EVERY = st.one_of([of_type(cls) for cls in DOCUMENTS.values()])
