@@ -6,14 +6,17 @@ replay (``solvers.replay``) follows the same rules by its own code; the two agre
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 from executor.schedule import Chunk, Named, Schedule
 from executor.units import Unit, Units
 from planner.documents import Event, Policy, ServedAs
 from solvers.errors import RunError
+from solvers.replay import Credit
 
 __all__ = ["VirtualResult", "VirtualStage", "run_virtual"]
 
@@ -66,6 +69,7 @@ def run_virtual(
     passes: Sequence[Sequence[VirtualStage]],
     chunk_ns: Callable[[Unit, int], int],
     begin: Iterable[int] = (),
+    credit: Credit | None = None,
 ) -> VirtualResult:
     """Run ``passes`` on a virtual clock.
 
@@ -79,13 +83,15 @@ def run_virtual(
         Duration of a chunk, from its unit and its bytes.
     begin
         Passes in which all sequences begin.
+    credit
+        By how much a channel that has rested is ahead of ``chunk_ns``.
 
     Raises
     ------
     RunError
         If compute waits for a copy that can never start.
     """
-    return _Virtual(policy, units, passes, chunk_ns, begin).run()
+    return _Virtual(policy, units, passes, chunk_ns, begin, credit).run()
 
 
 def _needs(units: Units, passes: Sequence[Sequence[VirtualStage]]) -> dict[Unit, list[int]]:
@@ -108,6 +114,7 @@ class _Virtual:
         passes: Sequence[Sequence[VirtualStage]],
         chunk_ns: Callable[[Unit, int], int],
         begin: Iterable[int],
+        credit: Credit | None,
     ) -> None:
         self._units = units
         self._passes = passes
@@ -119,6 +126,8 @@ class _Virtual:
             self._schedule.all_begin(index)
         self._flying: Chunk | None = None
         self._ends = 0
+        self._bucket = credit
+        self._credit_ns = credit.depth_ns if credit else 0
         self._compute: list[Event] = []
         self._copies: list[Event] = []
         self._host: list[Event] = []
@@ -228,7 +237,7 @@ class _Virtual:
             self._joined = None
             return
         self._flying = chunk
-        self._ends = self._now + self._chunk_ns(chunk.unit, chunk.size_bytes)
+        self._ends = self._now + self._duration_ns(chunk)
         joined = self._joined
         last = self._copies[-1] if self._copies else None
         if (
@@ -242,6 +251,18 @@ class _Virtual:
         else:
             self._copies.append(chunk.event(self._now, self._ends, chunk.size_bytes))
         self._joined = None if chunk.last else chunk
+
+    def _duration_ns(self, chunk: Chunk) -> int:
+        """How long the chunk that begins now takes; ``_ends`` is still when the last one ended."""
+        lasting = self._chunk_ns(chunk.unit, chunk.size_bytes)
+        if self._bucket is None:
+            return lasting
+        filled = self._credit_ns + self._now - self._ends
+        filled = min(filled, self._bucket.depth_ns)
+        least = math.ceil(Fraction(lasting * self._bucket.peak_ppm, 1_000_000))
+        duration = max(least, lasting - filled)
+        self._credit_ns = filled - (lasting - duration)
+        return duration
 
     def _land(self) -> None:
         """The chunk on the channel has ended."""

@@ -16,9 +16,11 @@ from solvers.foresight import Named, named_ahead
 from solvers.outcome import Schedule
 from solvers.problem import Problem
 from solvers.replay_channel import Channel, CopyPart
+from solvers.replay_pace import Credit
 
 __all__ = [
     "CopyPart",
+    "Credit",
     "DeadlockError",
     "Named",
     "Replay",
@@ -95,7 +97,12 @@ class Replay:
 
 
 def replay(
-    problem: Problem, schedule: Schedule, *, record: bool = False, named: Named | None = None
+    problem: Problem,
+    schedule: Schedule,
+    *,
+    record: bool = False,
+    named: Named | None = None,
+    credit: Credit | None = None,
 ) -> Replay:
     """Run ``schedule`` over all passes of ``problem``.
 
@@ -108,6 +115,9 @@ def replay(
     named
         What predictors say, where prefetches are not only the schedule's; None: what the problem
         says of the stages that look ahead.
+    credit
+        How far a channel that has rested is ahead of the problem's copy times; each run begins with
+        all of it. It is no part of what is solved: objectives and bounds are of the problem's own.
 
     Raises
     ------
@@ -141,7 +151,7 @@ def replay(
     wasted = now = bytes_before = 0
     run_of = {run.start: run for run in scenarios.runs()} if passes else {}
     first = 0
-    channel = Channel(problem, schedule, range(0), 0, record)
+    channel = Channel(problem, schedule, range(0), 0, record, credit)
     for index in range(passes):
         if index in run_of:
             parts += channel.parts_until(now)
@@ -149,7 +159,7 @@ def replay(
             bytes_before += channel.ended_bytes(now)
             busy_before = [a + b for a, b in zip(busy_before, channel.busy_ns, strict=True)]
             first = index
-            channel = Channel(problem, schedule, run_of[index], now, record)
+            channel = Channel(problem, schedule, run_of[index], now, record, credit)
         for stage in range(count):
             here = (index - first) * count + stage
             begin = now

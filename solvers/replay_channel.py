@@ -11,6 +11,7 @@ from solvers.host import host_takes
 from solvers.outcome import HostShare, Schedule
 from solvers.problem import Problem
 from solvers.replay_copies import Copy, CopyPart, needs_of, slot_share
+from solvers.replay_pace import Credit, Pace
 
 __all__ = ["Channel", "CopyPart", "slot_share"]
 
@@ -28,7 +29,13 @@ class Channel:
     """
 
     def __init__(
-        self, problem: Problem, schedule: Schedule, passes: range, now: int, record: bool
+        self,
+        problem: Problem,
+        schedule: Schedule,
+        passes: range,
+        now: int,
+        record: bool,
+        credit: Credit | None = None,
     ) -> None:
         self._stages = problem.stages
         self._short = problem.scenarios.shortened[passes.start : passes.stop]
@@ -54,6 +61,7 @@ class Channel:
         self._free = schedule.slots
         self._free_start = schedule.start_slots
         self._now = now
+        self._pace = Pace(credit, now)
         self._current = 0  # compute's stage, counted through all passes
         self._cursor = 0  # the chain's stage, likewise
         self._position = 0  # and its place in that stage's list
@@ -294,14 +302,14 @@ class Channel:
         unit, now, left = copy.unit, self._now, copy.left
         begun = left
         if limit is not None and unit.chunk_ns:
-            begun = min(left, -(-(limit - now) // unit.chunk_ns))
+            begun = min(left, self._pace.begun(now, unit.chunk_ns, limit))
         rest = unit.size_bytes - copy.begun_bytes
         if begun == left:
             size, flying = rest, rest - (left - 1) * unit.chunk_bytes
-            self._now = now + (left - 1) * unit.chunk_ns + unit.last_ns
+            self._now = self._pace.end(now, unit.chunk_ns, left - 1, unit.last_ns)
         else:
             size, flying = begun * unit.chunk_bytes, unit.chunk_bytes
-            self._now = now + begun * unit.chunk_ns
+            self._now = self._pace.end(now, unit.chunk_ns, begun)
         copy.left -= begun
         copy.begun_bytes += size
         self._bytes += size

@@ -19,7 +19,7 @@ from solvers.errors import RunError
 from solvers.outcome import Eviction, HostShare, Schedule, StageChoice
 from solvers.problem import Problem, Scenarios, Stage
 from solvers.problem import Unit as ProblemUnit
-from solvers.replay import Named, Replay, replay
+from solvers.replay import Credit, Named, Replay, replay
 
 CHUNK_BYTES = 4096
 
@@ -31,6 +31,7 @@ class Case:
     problem: Problem
     schedule: Schedule
     named: Named = field(default_factory=dict)
+    credit: Credit | None = None
 
 
 def _unit(size_bytes: int, chunk_ns: int) -> ProblemUnit:
@@ -121,7 +122,10 @@ def cases(draw: st.DrawFn) -> Case:
                 order = draw(st.permutations(range(len(stages[there].items))))
                 some = draw(st.integers(0, len(order)))
                 named[index, stage] = (there - stage, tuple(order[:some]))
-    return Case(Problem(tuple(stages), scenarios, 1 << 40, 1 << 20), schedule, named)
+    credit = None
+    if draw(st.booleans()):
+        credit = Credit(draw(st.integers(0, 500)), draw(st.integers(1, 1_000_000)))
+    return Case(Problem(tuple(stages), scenarios, 1 << 40, 1 << 20), schedule, named, credit)
 
 
 def _host_times(scenarios: Scenarios, index: int, stage: int) -> tuple[tuple[int, int], ...]:
@@ -204,13 +208,15 @@ def run_executor(case: Case) -> VirtualResult:
 
     units = Units(layers, sizes, frozenset(resident), tuple(chain), short)
     begins = [index for index, one in enumerate(scenarios.shortened) if one]
-    return run_virtual(policy, units, passes, chunk_ns, begins)
+    return run_virtual(policy, units, passes, chunk_ns, begins, case.credit)
 
 
 @settings(max_examples=250, deadline=None)
 @given(cases())
 def test_equals_replay(case: Case) -> None:
-    want: Replay = replay(case.problem, case.schedule, record=True, named=case.named)
+    want: Replay = replay(
+        case.problem, case.schedule, record=True, named=case.named, credit=case.credit
+    )
     got = run_executor(case)
     assert list(got.pass_end_ns) == want.pass_end_ns.tolist()
     assert got.wasted_bytes == want.wasted_bytes
