@@ -166,10 +166,19 @@ class Steps:
 
 
 class SearchSteps:
-    """A solver's progress (a name, its best objective, its bound) as shares of its time limit."""
+    """A solver's progress (a name, its best objective, its bound) as shares of its time limit.
 
-    def __init__(self, steps: Callable[[int, int, str], None], limit_seconds: float) -> None:
+    ``of`` says what the share is of.
+    """
+
+    def __init__(
+        self,
+        steps: Callable[[int, int, str], None],
+        limit_seconds: float,
+        of: str = "time used",
+    ) -> None:
         self._steps = steps
+        self._of = of
         self._start = time.monotonic()
         self._limit_ms = int(limit_seconds * 1000)
 
@@ -183,7 +192,7 @@ class SearchSteps:
         if bound is not None and objective > 0:
             # the final gap is on other sequences, and of the n and b that are chosen
             share = 100 * (objective - bound) / objective
-            gap = f", gap {share:.1f}% on fitted sequences; time used:"
+            gap = f", gap {share:.1f}% on fitted sequences; {self._of}:"
         self._steps(spent_ms, self._limit_ms, f"{name}{gap}")
 
 

@@ -22,6 +22,7 @@ A token draws ``top_k`` different experts, each with exactly the chance that the
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,8 +44,11 @@ _SEQUENCES, _FEWEST = 128, 64
 _DECODED = 16
 _PROMPT = (16, 512)
 _MOST_CHANCES = 1 << 25
-"""Sequences x tokens x layers x experts that are drawn: a second or two."""
+"""Sequences x tokens x layers x experts that are drawn: seconds of work."""
 _NUMBERS = npt.NDArray[np.uint16]
+
+Progress = Callable[[int, int, str], None]
+"""Told what is done, of how much, and its name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +61,13 @@ class DrawnRouting:
 
 
 def draw_routing(
-    what: str, model: ModelSpec, *, prompt_tokens: int, seed: int, series: str | None = None
+    what: str,
+    model: ModelSpec,
+    *,
+    prompt_tokens: int,
+    seed: int,
+    series: str | None = None,
+    progress: Progress | None = None,
 ) -> DrawnRouting:
     """The routing of ``model`` by ``what``.
 
@@ -71,6 +81,8 @@ def draw_routing(
         Length of the prompts that are planned for.
     series
         Which series of a ``counts`` file.
+    progress
+        Told of each sequence that is drawn.
 
     Raises
     ------
@@ -89,7 +101,7 @@ def draw_routing(
             raise OptionError(f"--series has no effect on --routing {what}")
         chance = _by_rule(what, len(layers), experts, top_k, random)[None]
         said = f"tokens drawn independently, {_rule_words(what)}: no real routing is in it"
-        return _drawn(model, chance, top_k, said, prompt_tokens, random)
+        return _drawn(model, chance, top_k, said, prompt_tokens, random, progress)
     path = Path(what)
     if not exists(path):
         raise OptionError(
@@ -99,7 +111,7 @@ def draw_routing(
     if source.kind == "trace":
         return _recorded(path, model)
     chance, said = _chances(source, path, model, random)
-    return _drawn(model, chance, top_k, said, prompt_tokens, random)
+    return _drawn(model, chance, top_k, said, prompt_tokens, random, progress)
 
 
 def _by_rule(
@@ -237,6 +249,7 @@ def _drawn(
     said: str,
     prompt_tokens: int,
     random: np.random.Generator,
+    progress: Progress | None,
 ) -> DrawnRouting:
     layers = chance.shape[1]
     tokens = _MOST_CHANCES // (layers * chance.shape[2])
@@ -246,6 +259,8 @@ def _drawn(
     sequences = max(min(_SEQUENCES, tokens // length), _FEWEST)
     experts = np.empty((sequences * length, layers, top_k), dtype=np.uint16)
     for index in range(sequences):
+        if progress is not None:
+            progress(index, sequences, "drawing routing")
         rows = np.tile(chance[index % len(chance)], (length, 1))
         drawn = systematic(rows, top_k, random).reshape(length, layers, top_k)
         experts[index * length : (index + 1) * length] = drawn

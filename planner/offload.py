@@ -21,7 +21,7 @@ from planner.documents import (
     Workload,
 )
 from planner.encode import Encoding
-from planner.entries import BASELINES, Entry, run_solver
+from planner.entries import BASELINES, Entry, run_solver, stage
 from planner.factors import Factors
 from planner.offload_problem import DeviceCandidate, DeviceGroup
 from planner.profiles import Profile
@@ -104,7 +104,7 @@ def make_offload(
             max(share - (time.monotonic() - began), 0.1),
             seed,
         )
-        told = None if progress is None else _told(progress, device)
+        told = None if progress is None else _told(progress, device, placement.devices)
         searching = Feature.BOUND in backend.features
         policies.append(_policy(candidate, solver, limits, told, searching=searching))
     return replace(
@@ -190,8 +190,9 @@ def _check_memory(group: DeviceGroup, memory_bytes: int) -> None:
         )
 
 
-def _told(progress: Progress, device: int) -> Progress:
-    return lambda name, objective, bound: progress(f"{name}, device {device}", objective, bound)
+def _told(progress: Progress, device: int, devices: int) -> Progress:
+    of = f"device {device} (of {devices})"
+    return lambda name, objective, bound: progress(f"{name}, {of}", objective, bound)
 
 
 def _policy(
@@ -212,10 +213,12 @@ def _policy(
     if first is None:
         raise AssertionError("no schedule where one slot fits")
     candidate.set_factors(first)
+    stage(progress, solver)
     best = run_solver(solver, candidate, limits, None, progress)
     rivals = []
-    for name in BASELINES:
+    for at, name in enumerate(BASELINES, 1):
         if name != solver:
+            stage(progress, f"comparing with {name}, {at} of {len(BASELINES)}")
             found = load_runnable(name).solve(candidate.problem("fit"), limits).schedule
             if found is not None:
                 rivals.append(Entry.of(name, candidate, found, Stop.RULE))
@@ -224,6 +227,7 @@ def _policy(
         if closest.chosen_value < best.chosen_value:
             rivals = [best, *(rival for rival in rivals if rival is not closest)]
             best = closest
+    stage(progress, "judging on sequences that were kept apart")
     return _document(candidate, best, rivals)
 
 

@@ -283,25 +283,26 @@ def plan(
     )
     limit = search_seconds((solver,), time_limit)
     workload = workload_of(requests, prompt_tokens, new_tokens, attention_window, attention_sinks)
-    loaded = profile_of(
-        profile_folder,
-        workload,
-        memory_bytes,
-        seed,
-        model=model,
-        hardware=hardware,
-        routing=routing,
-        series=series,
-        dtype=dtype,
-        host_memory=host_memory,
-        profile_out=profile_out,
-    )
-    loaded = within_error(loaded, allow_error)
-    if predictors:
-        check_judgeable(loaded.routing)
     here = functools.partial(make_plan, interruptible=True)
     planned = here if server is None else functools.partial(plan_at, server)
     with reporter.steps("plan") as steps:
+        loaded = profile_of(
+            profile_folder,
+            workload,
+            memory_bytes,
+            seed,
+            model=model,
+            hardware=hardware,
+            routing=routing,
+            series=series,
+            dtype=dtype,
+            host_memory=host_memory,
+            profile_out=profile_out,
+            progress=steps,
+        )
+        loaded = within_error(loaded, allow_error)
+        if predictors:
+            check_judgeable(loaded.routing)
         made = planned(
             loaded,
             workload,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -69,8 +70,11 @@ def profile_of(
     dtype: str | None,
     host_memory: str | None,
     profile_out: Path | None,
+    progress: Callable[[int, int, str], None],
 ) -> Profile:
     """The profile of a folder, or one made of a model, a machine and statistics of routing.
+
+    ``progress`` is told how much of the routing is drawn: with a large model that takes seconds.
 
     Raises
     ------
@@ -101,7 +105,7 @@ def profile_of(
         raise OptionError(f"without a profile, {' and '.join(missing)} must be given, too{more}")
     return _made(
         workload, memory_bytes, seed, model, hardware, routing, series, dtype, host_memory,
-        profile_out,
+        profile_out, progress,
     )  # fmt: skip
 
 
@@ -116,6 +120,7 @@ def _made(
     dtype: str | None,
     host_memory: str | None,
     profile_out: Path | None,
+    progress: Callable[[int, int, str], None],
 ) -> Profile:
     from planner.catalogue import load_machine
     from planner.drawn_routing import draw_routing
@@ -130,7 +135,12 @@ def _made(
     spec = read_model(model)
     chosen = choose_dtype(spec, machine, dtype)
     drawn = draw_routing(
-        routing, spec, prompt_tokens=workload.prompt_tokens, seed=seed, series=series
+        routing,
+        spec,
+        prompt_tokens=workload.prompt_tokens,
+        seed=seed,
+        series=series,
+        progress=progress,
     )
     made = offline_profile(model, spec, machine, drawn, dtype=chosen, memory_bytes=memory_bytes)
     return made if profile_out is None else write_profile(made, profile_out)

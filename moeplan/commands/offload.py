@@ -87,9 +87,10 @@ def offload(
             solver=solver,
             time_limit_seconds=limit,
             seed=seed,
-            progress=SearchSteps(steps, limit),
+            progress=SearchSteps(steps, limit, "time used of all devices'"),
         )
-    faults = check_placement_plan(made, found)
+        steps(0, 0, "checking, by code that shares nothing with the search")
+        faults = check_placement_plan(made, found)
     if faults or made.offload is None:
         # its maker and the checker disagree: a bug, which must not leave as a plan
         raise RuntimeError(f"the checker refuses the new plan: {faults}")

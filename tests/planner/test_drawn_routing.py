@@ -74,6 +74,19 @@ def test_uniform_and_zipf(small_profile: Any) -> None:
     assert (skewed.arrays.phase == 0).sum() == 8 * skewed.document.sequences
 
 
+def test_drawing_tells_how_far_it_is(small_profile: Any) -> None:
+    told: list[tuple[int, int, str]] = []
+    drawn = draw_routing(
+        "uniform",
+        small_profile.model,
+        prompt_tokens=8,
+        seed=0,
+        progress=lambda *one: told.append(one),
+    )
+    count = drawn.document.sequences
+    assert told == [(index, count, "drawing routing") for index in range(count)]
+
+
 def test_prompts_keep_their_shares(small_profile: Any, tmp_path: Path) -> None:
     model = small_profile.model
     layers, experts = len(small_profile.routing.moe_layers), small_profile.routing.experts

@@ -22,6 +22,7 @@ from planner.documents import (
     parse_document,
     to_json,
 )
+from planner.entries import BASELINES
 from planner.groups import Candidate
 from planner.memory import aligned
 from planner.offload import make_offload, offload_group
@@ -165,6 +166,33 @@ def test_a_plan_for_two_devices(made: ExpertPlacement, small_profile: Profile) -
         assert 0 < policy.predicted.wait_ns < policy.predicted.wall_ns
     assert check_placement_plan(made, small_profile) == []
     assert parse_document(ExpertPlacement, to_json(made), "here") == made
+
+
+def test_progress_says_which_device_and_what_the_search_is_not(
+    made: ExpertPlacement, small_profile: Profile
+) -> None:
+    told: list[tuple[str, int]] = []
+    again = make_offload(
+        small_profile,
+        HALVES,
+        WORKLOAD,
+        memory_bytes=10 * EXPERT,
+        time_limit_seconds=0.5,
+        progress=lambda name, objective, _: told.append((name, objective)),
+    )
+    assert again == made
+    assert {name for name, objective in told if objective > 0} <= {
+        "cpsat, device 0 (of 2)",
+        "cpsat, device 1 (of 2)",
+    }
+    words = [
+        "cpsat",
+        *(f"comparing with {name}, {at} of 7" for at, name in enumerate(BASELINES, 1)),
+    ]
+    words.append("judging on sequences that were kept apart")
+    assert [name for name, objective in told if objective == 0] == [
+        f"{what}, device {device} (of 2)" for device in (0, 1) for what in words
+    ]
 
 
 def test_a_placement_without_a_plan_is_written_as_before() -> None:
