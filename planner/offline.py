@@ -105,9 +105,10 @@ def choose_dtype(model: ModelSpec, machine: Machine, asked: str | None) -> Dtype
             f"--dtype {dtype}: weights are used as stored, and {model.name} has {model.dtype}"
         )
     if dtype not in known:
+        what = f"{model.name} is stored in {model.dtype}" if asked is None else f"--dtype {dtype}"
         raise OptionError(
-            f"--dtype {dtype}: there is no speed of {machine.name} for it, only for "
-            f"{', '.join(known)}"
+            f"{what}: there is no speed of {machine.name} for {dtype}, only for "
+            f"{', '.join(known)}; a machine of your own (a JSON file) can give one"
         )
     return dtype
 

@@ -144,10 +144,10 @@ def _neighbour(plan: Plan, point: GroupPoint) -> str:
     size = f"Groups of {point.sequences} ({point.n_batches} x {point.batch_size})"
     if not point.fits:
         budget = plan.memory["device"].capacity_bytes
-        return (
-            f"{size} do not fit: they need {human_bytes(point.needed_bytes)} at least, of "
-            f"{human_bytes(budget)}."
-        )
+        needed, given = human_bytes(point.needed_bytes), human_bytes(budget)
+        if needed == given:  # a few bytes are missing
+            needed, given = f"{point.needed_bytes:,} bytes", f"{budget:,}"
+        return f"{size} do not fit: they need {needed} at least, of {given}."
     if point.objective is None or plan.objective <= 0:
         return f"{size} would fit."
     change = point.objective / plan.objective - 1
@@ -300,8 +300,8 @@ def _prefetching(plan: Plan, found: Explanation) -> str:
     change = earned.without / earned.objective - 1 if earned.objective > 0 else 0.0
     way = "more" if change >= 0 else "less"
     return (
-        f"What prefetching earns: {earned.experts} experts are copied before their router has "
-        f"spoken; without that the same plan takes {objective_words(plan, earned.without)}, "
+        f"What prefetching earns: {earned.experts} experts are candidates for copying before "
+        f"their router has spoken; without that the same plan takes {objective_words(plan, earned.without)}, "
         f"{abs(change):.1%} {way}. Of all bytes copied {earned.wasted_share:.1%} are prefetched in "
         "vain."
     )

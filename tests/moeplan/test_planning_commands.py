@@ -261,6 +261,7 @@ def test_the_words_follow_from_the_numbers(plan: Plan) -> None:
     # 0.48 ms for 0.1 GB/s, a tenth of what there is; a new plan of 5.5 ms is worse than this one
     assert "100 MB/s more saves 480 us a token with this n and b" in bandwidth
     assert "falls by 10.0%, and a new search finds nothing better" in bandwidth
+    assert "2 experts are candidates for copying before their router has spoken" in prefetching
     assert "without that the same plan takes 6 ms a token, 20.0% more" in prefetching
     assert "25.0% are prefetched in vain" in prefetching
     # a new search without more memory finds 4.8 ms, so more memory takes only 0.3 ms of it
@@ -289,6 +290,10 @@ def test_the_words_follow_from_the_numbers(plan: Plan) -> None:
     assert "read as they are come experts 2 of layer 1, for" in formats
     assert "take 5 ms a token with all of them compressed and 6 ms a token with none" in formats
     assert "do not fit: they need 488.3 KiB at least, of 976.6 KiB" in sentences(plan, tight)[0]
+    # where it is a few bytes that are missing, rounded sizes would be the same
+    nearly = replace(found.groups[0], fits=False, needed_bytes=1_000_010)
+    few = sentences(plan, replace(found, groups=(nearly, found.groups[1])))[0]
+    assert "do not fit: they need 1,000,010 bytes at least, of 1,000,000." in few
 
 
 # a search without end, and baselines without end where there is a second argument; both say when

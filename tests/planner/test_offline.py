@@ -144,5 +144,11 @@ def test_types_are_those_of_weights_and_machine(small_profile: Any) -> None:
         choose_dtype(half, machine(), "float32")
     with pytest.raises(OptionError, match="is unknown; choose from"):
         choose_dtype(half, machine(), "int4")
-    with pytest.raises(OptionError, match="no speed of epyc-7763 for it, only for float32"):
+    words = "there is no speed of epyc-7763 for {}, only for float32; a machine of your own"
+    with pytest.raises(OptionError) as stored:
         choose_dtype(half, named_machine("epyc-7763"), None)
+    # no option is named that nobody gave
+    assert str(stored.value).startswith(f"{half.name} is stored in bfloat16: ")
+    assert words.format("bfloat16") in str(stored.value)
+    with pytest.raises(OptionError, match=f"--dtype float16: {words.format('float16')}"):
+        choose_dtype(half, named_machine("epyc-7763"), "float16")
