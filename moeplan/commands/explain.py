@@ -301,7 +301,7 @@ def _prefetching(plan: Plan, found: Explanation) -> str:
     way = "more" if change >= 0 else "less"
     return (
         f"What prefetching earns: {earned.experts} experts are candidates for copying before "
-        f"their router has spoken; without that the same plan takes {objective_words(plan, earned.without)}, "
-        f"{abs(change):.1%} {way}. Of all bytes copied {earned.wasted_share:.1%} are prefetched in "
-        "vain."
+        "their router has spoken; without that the same plan takes "
+        f"{objective_words(plan, earned.without)}, {abs(change):.1%} {way}. Of all bytes copied "
+        f"{earned.wasted_share:.1%} are prefetched in vain."
     )
