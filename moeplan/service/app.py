@@ -25,6 +25,7 @@ from moeplan.service.routes.common import Service
 from moeplan.service.store import Store
 from moeplan.service.supervisor import Supervisor
 from moeplan.service.views import REFUSALS, ProblemView
+from planner.documents.faults import fault_words
 from solvers.errors import MoeplanError
 
 __all__ = ["AppSettings", "create_app"]
@@ -149,8 +150,7 @@ async def _not_valid(request: Request, error: Exception) -> Response:
     faults = []
     for fault in error.errors()[:20]:
         place = ".".join(str(part)[:100] for part in fault["loc"])
-        message = str(fault["msg"]).removeprefix("Value error, ")
-        faults.append({"field": place or "body", "message": message[:300]})
+        faults.append({"field": place or "body", "message": fault_words(fault)[:300]})
     first = faults[0]
     detail = f"{first['field']}: {first['message']}"
     if len(faults) > 1:

@@ -42,7 +42,7 @@ class ProblemView(BaseModel):
                     "type": "urn:moeplan:problem:request",
                     "title": "Not a valid request",
                     "status": 422,
-                    "detail": "body.memory_bytes: Input should be a valid integer",
+                    "detail": "body.memory_bytes: must be a whole number, not 1.5",
                     "field": "body.memory_bytes",
                 }
             ]

@@ -16,6 +16,7 @@ from moeplan.service.requests import PlanRequest, WorkloadBody
 from moeplan.service.store.documents import Entry
 from moeplan.sweeps.task import Packed, packed_of
 from planner.documents import Machine, ModelSpec, Workload
+from planner.documents.faults import fault_words
 from planner.drawn_routing import DrawnRouting, draw_routing
 from planner.kv import Place
 from planner.model_spec import read_model
@@ -109,7 +110,7 @@ class Asked:
             fault = error.errors()[0]
             name = str(fault["loc"][-1])
             option = _OPTIONS.get(name, f"--{name.replace('_', '-')}")
-            raise OptionError(f"{option} {fault['input']}: {fault['msg'].lower()}") from error
+            raise OptionError(f"{option} {fault_words(fault)}") from error
         refused = None
         for model in self.models:
             if isinstance(model.found, ModelSpec):

@@ -23,6 +23,7 @@ from pydantic import (
     WrapSerializer,
 )
 
+from planner.documents.faults import fault_words
 from planner.documents.writing import write_atomic
 from planner.files import object_once, read_regular
 from solvers.errors import DocumentError
@@ -205,7 +206,7 @@ def parse_document(cls: type[D], value: object, where: str) -> D:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "top level"
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        text = f"{place}: {first['msg'].removeprefix('Value error, ')}{more}"
+        text = f"{place}: {fault_words(first)}{more}"
         raise DocumentError(f"{where}: {' '.join(text.split())}") from error
     except RecursionError as error:
         raise DocumentError(f"{where}: nested too deeply for a {cls.kind} document") from error

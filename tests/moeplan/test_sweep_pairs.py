@@ -136,6 +136,22 @@ def test_each_pair_is_planned_or_refused_with_its_reason(swept: SimpleNamespace)
     }
 
 
+def test_assumptions_are_told_once_with_whose_they_are(
+    argv: list[str], swept: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    t4, l4 = (named_machine(name).assumed for name in ("t4", "l4"))
+    assert "it is taken to have 64 GiB of memory (--host-memory)" in t4
+    assert cli.main([*argv, "--store", swept.url]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for what in {*t4, *l4}:
+        whose = [name for name, own in (("t4", t4), ("l4", l4)) if what in own]
+        who = "every machine" if len(whose) == 2 else whose[0]
+        assert said.count(f"assumed of {who}: {what}") == 1
+    # where memory is given it is not assumed
+    assert cli.main([*argv, "--store", swept.url, "--host-memory", "64GiB"]) == 0
+    assert "--host-memory" not in capsys.readouterr().out
+
+
 def test_figures_are_those_of_the_plan_and_the_record_is_kept(swept: SimpleNamespace) -> None:
     store = Store(swept.url)
     row = next(row for row in swept.said["rows"] if "plan" in row)
@@ -432,7 +448,7 @@ RIGHT = {
         ({"--engine": "spark"}, "--engine 'spark' is unknown; choose from local, ray"),
         ({"--ray-address": "auto"}, "--ray-address has no effect without --engine ray"),
         ({"--engine": "ray", "--ray-address": "auto", "--workers": "2"}, "--workers has no effect"),
-        ({"--time-limit": "601"}, "--time-limit 601.0: input should be less than or equal to 600"),
+        ({"--time-limit": "601"}, "--time-limit must be at most 600, not 601.0"),
         ({"--store": "mysql://h/d"}, "is neither sqlite: nor postgresql:"),
         ({"PROFILE_DIR": "here"}, "--models has no effect on a sweep of here"),
         ({**dict.fromkeys(RIGHT), "PROFILE_DIR": "here"}, "--memory is missing"),

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from moeplan.options import parse_bandwidth, parse_size
 from moeplan.service.problems import Refusal
 from planner.documents import printable
+from planner.documents.faults import fault_words
 from solvers.errors import OptionError
 
 __all__ = [
@@ -235,7 +236,9 @@ class Filled:
                 return f"{label} must be {words} {limits[key]:,}."
         if fault["type"] == "string_pattern_mismatch":
             return f"{label} is none of the choices."
-        return _sentence(f"{label}: {str(fault['msg']).removeprefix('Value error, ')}")
+        said = fault_words(fault)
+        between = " " if said.startswith(("must ", "is ")) else ": "
+        return _sentence(f"{label}{between}{said}")
 
 
 _LIMITS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}

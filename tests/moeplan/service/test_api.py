@@ -215,7 +215,7 @@ def test_placements_that_are_not_asked_for_well(
 @pytest.mark.parametrize(
     ("body", "part"),
     [
-        (b"", "Field required"),
+        (b"", "body: is missing"),
         (b"{", "not valid JSON"),
         (b"\xff\xfe", "not valid JSON"),
         (b'{"seed": NaN}', "NaN is no JSON number"),

@@ -79,7 +79,7 @@ def test_a_run_goes_beside_its_plan(client: TestClient, planned: tuple[Profile, 
         (f"PLAN/export/accelerate?trace={NONE}", 422, "query.trace", "has no effect"),
         (f"PLAN/export/perfetto?placement={NONE}", 422, "query.placement", "has no effect"),
         (f"PLAN/export/perfetto?trace={NONE}", 422, "query.trace", "no trace"),
-        ("PLAN/export/perfetto?trace=x", 422, "query.trace", "match pattern"),
+        ("PLAN/export/perfetto?trace=x", 422, "query.trace", "must be 64 hexadecimal digits"),
     ],
 )
 def test_what_is_refused(
