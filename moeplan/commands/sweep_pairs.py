@@ -158,7 +158,9 @@ def sweep_of_pairs(
         search.kv,
         search.predictors,
     )
-    asked.check()
+    with reporter.steps("sweep") as bar:
+        bar(0, 0, "drawing routing")  # seconds, with a large model
+        asked.check()
     store = open_store(options.store)
     swept = Swept(Counts(asked.count))
     try:
@@ -181,7 +183,7 @@ def sweep_of_pairs(
         raise
     finally:
         store.close()
-    _show(reporter, swept, store.database.label)
+    _show(reporter, swept, machines, store.database.label)
 
 
 def _engine(options: PairOptions) -> tuple[str, int]:
@@ -245,7 +247,7 @@ def _budgets(texts: tuple[str, ...], steps: int | None) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _show(reporter: Reporter, swept: Any, label: str) -> None:
+def _show(reporter: Reporter, swept: Any, machines: Sequence[Machine], label: str) -> None:
     counts = swept.counts
     rows = [swept.rows[index] for index in sorted(swept.rows)]
     planned = [row for row in rows if "plan" in row]
@@ -253,7 +255,7 @@ def _show(reporter: Reporter, swept: Any, label: str) -> None:
         reporter.show(_table(planned[:_SHOWN]))
     if len(planned) > _SHOWN:
         reporter.show(Text(f"and {len(planned) - _SHOWN:,} more; --json has all"))
-    for line in _reasons(rows):
+    for line in (*_reasons(rows), *_assumed(machines)):
         reporter.show(Text(line))
     before = f" ({counts.found:,} of them before)" if counts.found else ""
     failed = f", {counts.failed:,} failed" if counts.failed else ""
@@ -299,6 +301,18 @@ def _table(rows: list[dict[str, Any]]) -> Table:
             f"{row['n_batches']} x {row['batch_size']}",
         )
     return table
+
+
+def _assumed(machines: Sequence[Machine]) -> list[str]:
+    """What the machines' figures do not say: each assumption once, with whose it is."""
+    whose: dict[str, list[str]] = {}
+    for machine in machines:
+        for what in machine.assumed:
+            whose.setdefault(what, []).append(machine.name)
+    return [
+        f"assumed of {', '.join(names) if len(names) < len(machines) else 'every machine'}: {what}"
+        for what, names in whose.items()
+    ]
 
 
 def _failed(row: dict[str, Any]) -> bool:
