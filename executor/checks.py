@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from executor.allocator import usable_cores
 from executor.device import DTYPES
 from executor.memory import Link
 from executor.sampling import SCRATCH_BYTES, Sampling
@@ -121,6 +122,14 @@ def check_documents(plan: Plan, source: WeightSource, profile: Path | None) -> N
             "the plan has experts read as they are, beside compressed ones, and "
             f"{source.store or folder} does not have both: pack it with --compress both, profile "
             "and plan again"
+        )
+    threads, cores = plan.policy.threads, usable_cores()
+    if threads is not None and threads.count > cores:
+        _log.warning(
+            "moeplan: the plan computes with %d threads, and this process may use %d of the "
+            "machine's cores, so it will be slower than predicted: profile and plan here anew",
+            threads.count,
+            cores,
         )
     if source.model.dtype not in DTYPES:
         raise UnsupportedError(f"{folder}: {source.model.dtype} weights cannot be run yet")

@@ -240,6 +240,7 @@ class EncoderDecoderOperations(Operations):
     def cross_attention(self, layer: int, batch: int) -> None:
         """A decoder's attention to its prompts, for one batch, and the norm behind it; where
         sequences begin, it makes what the layer keeps of theirs."""
+        self.threads("cross_attention", self._state.batch_tokens(batch))
         self._two_sided.cross(layer, batch)
 
     def embed(self, tokens: list[int]) -> None:

@@ -99,7 +99,7 @@ class Engine(Closing):
         self._run: Generation | None = None
         self._tables: Tables | None = None
         self._busy = threading.Lock()
-        self._reference = Reference()
+        self._reference = Reference(threads=plan.policy.threads)
         self.outputs: list[Output] = []
 
     @classmethod
@@ -320,7 +320,7 @@ class Engine(Closing):
             raise OptionError("the engine is at work: end or close that run first")
         try:
             run = self._run = asked.run
-            reference = self._reference = Reference()
+            reference = self._reference = Reference(threads=self.plan.policy.threads)
             reference.take()
             try:
                 yield

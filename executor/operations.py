@@ -18,6 +18,7 @@ from executor.attention import Attention
 from executor.embedding import Embedding
 from executor.quantized import QuantizedMatrix
 from executor.state import GroupState
+from executor.threads import ComputeThreads
 from planner.documents import ModelSpec, Policy
 from planner.memory import (
     EXPERT_TILE_ROWS,
@@ -56,6 +57,13 @@ class Operations:
         The group; ``state.begin`` comes before any operation of a pass.
     embedding
         Where embedding rows come from.
+    policy
+        Tiles of the head, and threads.
+
+    Attributes
+    ----------
+    threads
+        Around a pass; set before each operation.
     """
 
     def __init__(
@@ -64,6 +72,7 @@ class Operations:
         self._adapter, self._state, self._embedding = adapter, state, embedding
         self._model: ModelSpec = adapter.model
         self._tile_rows = policy.head_tile_rows
+        self.threads = ComputeThreads(policy.threads)
         self._attention = self._make_attention()
         self._bucketed = self._attention.bucketed
         self._order = torch.empty(0, dtype=torch.int64)
@@ -114,10 +123,12 @@ class Operations:
 
     def attention(self, layer: int, batch: int) -> None:
         """Norm, attention and residual of one batch, and the norm behind it."""
+        self.threads("attention", self._state.batch_tokens(batch))
         self._attention.run(layer, batch)
 
     def shared_expert(self, layer: int) -> None:
         """Begin the tokens' sums with what they pass beside the experts that they choose."""
+        self.threads("shared_expert", self._state.tokens)
         self._feed_forward(self._adapter.shared_experts(layer))
 
     def choose(self, layer: int) -> torch.Tensor:
@@ -149,6 +160,7 @@ class Operations:
 
     def router(self, layer: int) -> list[int]:
         """Choose experts for all tokens of the group; returns each expert's tokens."""
+        self.threads("router", self._state.tokens)
         weights = self.choose(layer)
         flat = self.chosen.reshape(-1)
         order = torch.argsort(flat, stable=True)
@@ -172,6 +184,7 @@ class Operations:
         first, stop = self._offsets[expert], self._offsets[expert + 1]
         while first < stop:
             rows, computed = tile_of(stop - first, dtype_bytes)
+            self.threads("expert", computed)
             # rows beyond those of this expert are other tokens' and thrown away
             tokens = self._order[first : first + computed]
             result = feed_expert(self._adapter, normed.index_select(0, tokens), weights)
@@ -200,8 +213,9 @@ class Operations:
 
     def dense_mlp(self, layer: int) -> None:
         """Feed-forward of a layer without experts, and its residual."""
+        self.threads("dense_mlp", self._state.tokens)
         self._feed_forward(self._adapter.dense_mlp(layer))
-        self.combine()
+        self._combine()
 
     def _feed_forward(self, weights: FeedForward | ExpertWeights) -> None:
         """A feed-forward of all tokens, into their sums."""
@@ -222,6 +236,10 @@ class Operations:
 
     def combine(self) -> None:
         """Close a layer: add the sums to the residual stream."""
+        self.threads("combine", self._state.tokens)
+        self._combine()
+
+    def _combine(self) -> None:
         state = self._state
         sums = self._scale(state.sums, self._adapter.residual_scale)
         if state.even:
@@ -253,6 +271,7 @@ class Operations:
 
     def head_tile(self, tile: int, weight: torch.Tensor) -> torch.Tensor:
         """Logits of one tile of the vocabulary, [sequences, tile rows]; keeps the best so far."""
+        self.threads("head", len(self._last))
         first = tile * self._tile_rows
         bias = self._adapter.head_bias
         if bias is not None:

@@ -6,6 +6,9 @@ import time
 
 import torch
 
+from executor.threads import ComputeThreads
+from planner.documents import ThreadUse
+
 __all__ = ["Reference"]
 
 
@@ -20,6 +23,8 @@ class Reference:
     moments
         Taken at once, one right after the other. One is as long as a neighbour's time slice and
         says little of the seconds around it.
+    threads
+        As large operations have them beside it.
 
     Attributes
     ----------
@@ -29,13 +34,16 @@ class Reference:
         Durations in ns, in the order in which they were taken.
     at_once
         Samples of one moment.
+    threads
+        As given.
     """
 
     at_once = 3
     _SIZE = 256
 
-    def __init__(self, moments: int = 1) -> None:
+    def __init__(self, moments: int = 1, threads: ThreadUse | None = None) -> None:
         self.moments = moments
+        self.threads = ComputeThreads(threads)
         generator = torch.Generator().manual_seed(0)
         shape = (self._SIZE, self._SIZE)
         self._left = torch.randn(shape, generator=generator)
@@ -45,9 +53,11 @@ class Reference:
 
     def take(self) -> None:
         """Add samples: each of a few products in a row, after one that wakes the threads."""
-        for turn in range(self.moments * self.at_once + 1):
-            begin = time.perf_counter_ns()
-            for _ in range(8):
-                torch.mm(self._left, self._right, out=self._out)
-            if turn:
-                self.samples.append(time.perf_counter_ns() - begin)
+        with self.threads:
+            self.threads.all()
+            for turn in range(self.moments * self.at_once + 1):
+                begin = time.perf_counter_ns()
+                for _ in range(8):
+                    torch.mm(self._left, self._right, out=self._out)
+                if turn:
+                    self.samples.append(time.perf_counter_ns() - begin)

@@ -73,10 +73,11 @@ class Runtime:
         sequences, tokens
             Unfinished sequences and the next token of each.
         """
-        self.embed(pass_index, tokens)
-        for layer in range(len(self._model.layers)):
-            self.layer(pass_index, layer)
-        return self.head(pass_index)
+        with self._operations.threads:
+            self.embed(pass_index, tokens)
+            for layer in range(len(self._model.layers)):
+                self.layer(pass_index, layer)
+            return self.head(pass_index)
 
     def embed(self, pass_index: int, tokens: list[int]) -> None:
         """Begin a pass: the embedding rows of its tokens."""

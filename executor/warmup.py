@@ -29,7 +29,7 @@ def warm_up(device: Device) -> None:
     if prompt < 1:
         return
     few = max(min(sequences, ATTENTION_TILE_ROWS // prompt), 1)
-    with torch.inference_mode():
+    with torch.inference_mode(), operations.threads:
         if isinstance(operations, EncoderDecoderOperations):
             operations.begin([prompt + 1] * few, [0] * few)
             _zeros(device, range(operations.decoder))
@@ -83,6 +83,7 @@ def _experts(device: Device, most_rows: int) -> None:
     for rows in sorted({tile_of(count, width)[1] for count in counts if count <= most_rows}):
         width_in = device.source.model.hidden_size
         hidden = torch.zeros(rows, width_in, dtype=device.dtype, device=device.device)
+        device.operations.threads("expert", rows)
         feed_expert(device.adapter, hidden, weights)
 
 

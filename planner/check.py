@@ -58,6 +58,10 @@ def check_plan(
         if profile.costs.raw is None and any(layer.raw for layer in plan.policy.layers):
             message = "experts are read as they are, and the store's are all compressed, or none"
             found.append(Violation("raw", "policy.layers", message))
+        threads = profile.costs.threads
+        if plan.policy.threads != (None if threads is None else threads.use):
+            message = "not those that the profile was measured with"
+            found.append(Violation("threads", "policy.threads", message))
         if replayed and not found:
             found += check_prediction(plan, profile)
     return found

@@ -352,6 +352,7 @@ class Encoding:
         """The plan's form of a schedule."""
         rows, tiles = self.tiling
         count = len(self.profile.model.layers)
+        threads = self.profile.costs.threads
         raw, forms = self.raw or (frozenset[int](),) * count, self.profile.forms or ((),) * count
         return Policy(
             n_batches=self.n_batches,
@@ -377,6 +378,7 @@ class Encoding:
             chunk_bytes=self.chunk_bytes,
             kv=self.kv,
             host=None if schedule.host is None else HostCompute(*schedule.host),
+            threads=None if threads is None else threads.use,
         )
 
 

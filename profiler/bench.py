@@ -252,7 +252,7 @@ class Bench(Closing):
         self._members = range(len(counts))
         self._log = RoutingLog(self.model)
         tokens = self._embedded(total, decode=any(past))
-        with torch.inference_mode():
+        with torch.inference_mode(), device.operations.threads:
             self._recorder.resume()
             device.operations.begin(counts, past)
             self._runtime.embed(index, tokens)

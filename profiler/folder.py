@@ -22,6 +22,7 @@ from profiler.measure import Measurement
 from profiler.prompts import bundled_prompts
 from profiler.record import Recording, longest_prompt, record_routing
 from profiler.tasks import Progress, Task, run_tasks
+from profiler.threads import given_threads
 from profiler.written import check_out, write_folder, write_routing
 from solvers.errors import (
     BudgetError,
@@ -50,6 +51,7 @@ def profile_checkpoint(
     store: Path | None = None,
     prompts: Sequence[str] | Sequence[Sequence[int]] | None = None,
     seed: int = 0,
+    threads: int | None = None,
     effort: Effort | None = None,
     progress: Progress | None = None,
 ) -> ProfileIndex:
@@ -78,6 +80,9 @@ def profile_checkpoint(
         checkpoint its own ``prompts.jsonl``, or random tokens), cut to what the budget holds.
     seed
         Of the order in which prompts are run, and of random tokens.
+    threads
+        That compute on a CPU; None: it is measured which operations are better off with more than
+        one, and with how many.
     effort
         How long to measure.
     progress
@@ -98,6 +103,9 @@ def profile_checkpoint(
         raise OptionError(
             "host memory for streamed weights is of use with the device cuda only: leave it out"
         )
+    if threads is not None and device != "cpu":
+        raise OptionError("a number of threads has no effect on what a GPU computes: leave it out")
+    given = None if threads is None else given_threads(threads)
     backend = make_backend(device, link="disk" if host_memory_bytes is None else "h2d")
     _check_budget(memory_bytes)
     if paced_bytes_per_second is not None and paced_bytes_per_second <= 0:
@@ -123,12 +131,13 @@ def profile_checkpoint(
         measurement = Measurement(
             source, memory_bytes, tokens, paced_bytes_per_second, effort or Effort(), backend
         )
+        measurement.threads = given
         measuring = measurement.tasks()
         recorded: list[Recording] = []
         run = partial(record_routing, source, memory_bytes=memory_bytes, backend=backend)
 
         def record() -> None:
-            recorded.append(run(ids, new_tokens=new_tokens, ahead=True))
+            recorded.append(run(ids, new_tokens=new_tokens, ahead=True, threads=measurement.use))
             tokens.add_decoded(recorded[0].decoded)
             measurement.runs += recorded[0].observed
 
@@ -138,12 +147,13 @@ def profile_checkpoint(
             # their beginnings, which are about as long as each other and as benches measured
             few = min(_FEW_TOKENS, new_tokens)
             short = [prompt[:_FEW_LENGTH] for prompt in ids[:_FEW_PROMPTS]]
-            one = run(short, new_tokens=few, most_groups=1)
+            one = run(short, new_tokens=few, most_groups=1, threads=measurement.use)
             measurement.runs += one.observed
 
         # each pass reads most of the weights, at about 1.5 GB/s
         each = model.total_bytes * 2 // 3
         tasks = [
+            Task("threads", 20 * measurement.effort.cell_ns, measurement.choose_threads),
             Task("routing of prompts", new_tokens * each + 2_000_000_000, record),
             *measuring,
             Task("a short run", _FEW_TOKENS * each + 1_000_000_000, again),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -19,15 +19,30 @@ from typing import Any
 from planner.documents import CostProfile, Curve, Event, FormName, Surface
 from planner.interval import covers
 from profiler.correct import corrected, scaled_surface, weight
-from profiler.observed import Observed, SurfaceName, alone_ns, slowed, surface_of
+from profiler.observed import (
+    Observed,
+    SurfaceName,
+    alone_ns,
+    between_passes_ns,
+    slowed,
+    surface_of,
+)
 
-__all__ = ["as_runs_do"]
+__all__ = ["as_in_runs", "as_runs_do"]
 
 _KINDS = ("router", "dense_mlp", "shared_expert", "expert", "combine", "head")
 """Of the curves; the embedding has reads of its own, and sampling takes no time."""
 _MOST = 4.0
 """Longer than so many times what the curve says is a pause of the machine, and counts as so much,
 as in ``profiler.curves.tail_ratio``."""
+
+
+def as_in_runs(costs: CostProfile, runs: Sequence[Observed]) -> CostProfile:
+    """``as_runs_do``, and with what runs do between passes."""
+    costs = as_runs_do(costs, runs)
+    embed, beyond = costs.curves["embed"], between_passes_ns(costs, runs)
+    embed = replace(embed, duration_ns=tuple(one + beyond for one in embed.duration_ns))
+    return replace(costs, curves={**costs.curves, "embed": embed})
 
 
 def as_runs_do(costs: CostProfile, runs: Iterable[Observed]) -> CostProfile:

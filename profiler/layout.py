@@ -11,7 +11,10 @@ from planner.memory import account_device, default_head_tiling
 from planner.sides import parts_of
 from planner.span import context_tokens
 
-__all__ = ["HEAD_TILES", "BenchPlan", "Layout", "bench_layers", "first_layers"]
+__all__ = ["HEAD_TILES", "SLOTS", "BenchPlan", "Layout", "bench_layers", "first_layers"]
+
+SLOTS = (12, 8, 6, 4, 3, 2, 1)
+"""How many streaming slots a bench may have, the best first."""
 
 HEAD_TILES = 3
 """Head tiles on a bench, where there are more: all of them cost the same."""
@@ -88,6 +91,8 @@ class Layout:
         Experts are copied as they are, of a store that has them compressed, too.
     form
         The form of all experts, of a store that has several.
+    head
+        Where it streams: have the head there, too.
     """
 
     model: ModelSpec
@@ -98,6 +103,7 @@ class Layout:
     chunk_bytes: int = 1 << 20
     raw: bool = False
     form: FormName = OWN
+    head: bool = False
 
     @property
     def moe_layer(self) -> int:
@@ -135,6 +141,26 @@ class Layout:
                 break
             best = bench
         return best
+
+    def streaming(self, workload: Workload, held_bytes: int | None = None) -> BenchPlan | None:
+        """The roomy bench of the most slots with which copies are made in vain; None where the
+        budget holds none. With ``held_bytes`` it has no more layers than hold so much."""
+        for slots in SLOTS[:-1]:
+            layout = dataclasses.replace(self, slots=slots, stream=True)
+            plan = layout.plan(workload)
+            if plan is not None and layout.roomy(plan):
+                return plan if held_bytes is None else layout._shortened(plan, workload, held_bytes)
+        return None
+
+    def _shortened(self, plan: BenchPlan, workload: Workload, held_bytes: int) -> BenchPlan:
+        """The bench with as few of its layers as hold so many bytes of weights, where it holds
+        more: for what need not be measured on all of them."""
+        experts = max(len(layer.resident) for layer in plan.policy.layers)
+        for layers in range(self._least_layers, plan.layers):
+            short = self.bench(workload, layers, experts)
+            if self._held_bytes(short) >= held_bytes:
+                return short
+        return plan
 
     def hosting(self, workload: Workload) -> BenchPlan | None:
         """The bench of the most layers for experts on the host: it computes the first ones of each
@@ -175,16 +201,18 @@ class Layout:
         With less, the same few weights would be used over and over and stay in the processor's
         caches, as they do not in a run.
         """
-        model = first_layers(self.model, bench.layers)
-        held = sum(
-            spec.dense_bytes + len(chosen.resident) * model.form_bytes(spec.index, self.form)
-            for spec, chosen in zip(model.layers, bench.policy.layers, strict=True)
-        )
         whole = sum(
             layer.dense_bytes + layer.experts * self.model.form_bytes(layer.index, self.form)
             for layer in self.model.layers
         )
-        return held * 5 >= min(self.memory_bytes, whole) * 2
+        return self._held_bytes(bench) * 5 >= min(self.memory_bytes, whole) * 2
+
+    def _held_bytes(self, bench: BenchPlan) -> int:
+        model = first_layers(self.model, bench.layers)
+        return sum(
+            spec.dense_bytes + len(chosen.resident) * model.form_bytes(spec.index, self.form)
+            for spec, chosen in zip(model.layers, bench.policy.layers, strict=True)
+        )
 
     def fits(self, bench: BenchPlan) -> bool:
         """Whether the budget holds a bench."""
@@ -209,7 +237,7 @@ class Layout:
             layers=tuple(chosen),
             head_tile_rows=rows,
             head_tiles=tiles,
-            resident_head_tiles=0 if self.stream else min(tiles, HEAD_TILES),
+            resident_head_tiles=0 if self.stream and not self.head else min(tiles, HEAD_TILES),
             slots=self.slots,
             dense_slots=0,
             reserve=self.reserve,

@@ -30,7 +30,11 @@ def memory_total_bytes() -> int:
 
 
 def describe_machine(
-    folder: Path, memory_bytes: int, channel: Channel, gpu: str | None = None
+    folder: Path,
+    memory_bytes: int,
+    channel: Channel,
+    gpu: str | None = None,
+    threads: int | None = None,
 ) -> Hardware:
     """The hardware document of this machine.
 
@@ -44,12 +48,14 @@ def describe_machine(
         What streamed weights come over, as measured.
     gpu
         Name of the GPU that computes; None: the processor does.
+    threads
+        That compute; None: as many as there are cores.
     """
     return Hardware(
         name=platform.node() or "unknown",
         device="cpu" if gpu is None else "cuda",
         processor=gpu or processor_name(),
-        threads=usable_cores(),
+        threads=threads or usable_cores(),
         tiers=(
             Tier("device", memory_bytes, "spec"),
             Tier("host", memory_total_bytes(), "measured"),

@@ -13,6 +13,7 @@ from typing import get_args
 from executor.memory import Backend, CpuBackend
 from executor.reference import Reference
 from executor.source import WeightSource
+from executor.threads import ComputeThreads
 from planner.documents import (
     OWN,
     Channel,
@@ -24,6 +25,8 @@ from planner.documents import (
     ModelSpec,
     RawCopies,
     Surface,
+    ThreadTimes,
+    ThreadUse,
     Workload,
     document_hash,
 )
@@ -37,20 +40,20 @@ from profiler.curves import drifting, fit_curve, fit_surface
 from profiler.effort import Effort
 from profiler.forms import FormSamples, Pairs, form_curves, form_slowdowns
 from profiler.host import HostSamples, host_tasks
-from profiler.in_runs import as_runs_do
+from profiler.in_runs import as_in_runs
 from profiler.kv import WriteSamples, measure_writes
-from profiler.layout import BenchPlan, Layout
+from profiler.layout import SLOTS, BenchPlan, Layout
 from profiler.link import CopySample, copies_alone, fit_link, one_moment
 from profiler.machine import describe_machine
-from profiler.observed import Observed, between_passes_ns
+from profiler.observed import Observed
 from profiler.samples import PassSamples
 from profiler.tasks import Task
+from profiler.threads import measure_threads
 
 __all__ = ["Measurement"]
 
 _MOST_PREFILL_TOKENS = 1024
 """Attention and experts compute in tiles of fewer rows: more tokens cost in proportion."""
-_SLOTS = (12, 8, 6, 4, 3, 2, 1)
 _CONTENTION_CELLS = 8
 """Contention takes as long as so many kinds of pass: it is a difference, which needs more."""
 _REFERENCE_NS = 25_000_000
@@ -82,6 +85,8 @@ class Measurement:
     ----------
     runs
         What real runs beside the measuring did.
+    threads
+        What computes; where it is not given, ``choose_threads`` finds it.
     """
 
     source: WeightSource
@@ -100,6 +105,7 @@ class Measurement:
     form_samples: dict[FormName, FormSamples] = field(default_factory=dict)
     host: HostSamples = field(default_factory=HostSamples)
     runs: list[Observed] = field(default_factory=list)
+    threads: ThreadTimes | None = None
     reference: Reference = field(default_factory=Reference)
     order: Random = field(default_factory=lambda: Random(0))
 
@@ -151,7 +157,7 @@ class Measurement:
             sizes = self.model, self.memory_bytes
             layouts = [
                 Layout(*sizes, slots, stream=True, chunk_bytes=self._beside_chunk)
-                for slots in _SLOTS[:-1]
+                for slots in SLOTS[:-1]
             ]
             tasks += host_tasks(layouts, groups, self._bench, self.host, self.effort.cell_ns)
         tasks += self._contention_tasks()
@@ -160,6 +166,18 @@ class Measurement:
         for one in self.model.forms or ():
             tasks += self._contention_tasks(form=one.name)
         return tasks
+
+    def choose_threads(self) -> None:
+        """Measure how many threads serve best what comes after, where the CPU computes."""
+        sizes = self.model, self.memory_bytes
+        if self.backend.name == "cpu" and self.threads is None:
+            self.threads = measure_threads(*sizes, self._bench, self.effort.cell_ns)
+        self.reference.threads = ComputeThreads(self.use)
+
+    @property
+    def use(self) -> ThreadUse | None:
+        """Of ``threads``."""
+        return None if self.threads is None else self.threads.use
 
     # --- copies -------------------------------------------------------------------------------
 
@@ -170,7 +188,7 @@ class Measurement:
         """
         workload = Workload(1, 1, 8)
         copies = self.raw_copies if raw else self.copies
-        for slots in _SLOTS:
+        for slots in SLOTS:
             layout = Layout(self.model, self.memory_bytes, slots, 0, True, chunk, raw)
             plan = layout.widest(workload)
             if plan is None:
@@ -251,7 +269,10 @@ class Measurement:
         )
         # of a form experts alone are asked, once in each phase
         for cell, rows in cells if form == OWN else cells[1:]:
-            plan = self._streaming(cell, raw, form)
+            layout = Layout(
+                self.model, self.memory_bytes, chunk_bytes=self._beside_chunk, raw=raw, form=form
+            )
+            plan = layout.streaming(cell.workload)
             if plan is None:
                 continue
             decoding = cell.prompt_tokens is None
@@ -283,22 +304,13 @@ class Measurement:
         """
         return CHUNK_BYTES[0] if self.backend.link == "h2d" else 1 << 20
 
-    def _streaming(self, cell: Cell, raw: bool, form: FormName) -> BenchPlan | None:
-        sizes, chunk = (self.model, self.memory_bytes), self._beside_chunk
-        for slots in _SLOTS[:-1]:
-            layout = Layout(*sizes, slots, 1, True, chunk, raw, form)
-            plan = layout.plan(cell.workload)
-            if plan is not None and layout.roomy(plan):
-                return plan
-        return None
-
     def _bench(self, plan: BenchPlan) -> Bench:
         # a bench and its runtime know each other: without this the arenas of all benches so far
         # would lie beside the new one until Python thinks of collecting
         gc.collect()
         return Bench(
             self.source,
-            plan,
+            replace(plan, policy=replace(plan.policy, threads=self.use)),
             self.memory_bytes,
             self.tokens,
             self.paced_bytes_per_second,
@@ -309,10 +321,9 @@ class Measurement:
 
     def hardware(self) -> Hardware:
         """The machine."""
-        channel = self._channel(self.copies)
-        return describe_machine(
-            self.source.checkpoint.folder, self.memory_bytes, channel, self.backend.processor
-        )
+        channel, folder = self._channel(self.copies), self.source.checkpoint.folder
+        threads = None if self.use is None else self.use.count
+        return describe_machine(folder, self.memory_bytes, channel, self.backend.processor, threads)
 
     def _channel(self, copies: Sequence[CopySample]) -> Channel:
         fit = fit_link(copies, self._tag)
@@ -365,22 +376,14 @@ class Measurement:
             kv_writes=self.writes.fit(),
             host_expert=host_expert,
             hosting=hosting,
+            threads=self.threads,
         )
-        return self._as_in_runs(costs)
+        # where reads are paced, those of the runs were not
+        return costs if self.paced_bytes_per_second else as_in_runs(costs, self.runs)
 
     def _by_kind(self, pairs: Pairs) -> dict[OperationKind, Figure]:
         found = kind_slowdowns(pairs, self._tag)
         return {kind: found[kind] for kind in get_args(OperationKind) if kind in found}
-
-    def _as_in_runs(self, costs: CostProfile) -> CostProfile:
-        """As real runs have them, and with what they do between passes."""
-        if self.paced_bytes_per_second:
-            # their reads were not paced
-            return costs
-        costs = as_runs_do(costs, self.runs)
-        embed, beyond = costs.curves["embed"], between_passes_ns(costs, self.runs)
-        embed = replace(embed, duration_ns=tuple(one + beyond for one in embed.duration_ns))
-        return replace(costs, curves={**costs.curves, "embed": embed})
 
     def _alone_rate(
         self, copies: Sequence[CopySample], share: float, form: FormName = OWN

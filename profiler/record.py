@@ -6,7 +6,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from executor.device import DTYPES, Device
 from executor.generation import Generation
 from executor.memory import Backend
 from executor.source import WeightSource
-from planner.documents import LayerPolicy, ModelSpec, Policy, Workload
+from planner.documents import LayerPolicy, ModelSpec, Policy, ThreadUse, Workload
 from planner.groups import CHUNK_BYTES
 from planner.memory import account_device, default_head_tiling, smallest_budget
 from planner.routing import TraceArrays
@@ -136,6 +136,7 @@ def record_routing(
     most_groups: int | None = None,
     ahead: bool = False,
     backend: Backend | None = None,
+    threads: ThreadUse | None = None,
 ) -> Recording:
     """Run ``prompts`` and keep which experts each token chose, and the tokens generated.
 
@@ -158,6 +159,8 @@ def record_routing(
         encoder nobody is asked.
     backend
         Kind of device; the CPU if not given.
+    threads
+        How many of a CPU compute what.
 
     Raises
     ------
@@ -185,7 +188,7 @@ def record_routing(
             f"give shorter prompts, or {need:,} bytes",
             need,
         )
-    policy, workload = found
+    policy, workload = replace(found[0], threads=threads), found[1]
     stay = all(layer.dense_resident for layer in policy.layers)
     ahead = ahead and stay and not model.encoder
     with torch.inference_mode():

@@ -67,6 +67,7 @@ from planner.documents.plan import (
 )
 from planner.documents.routing import RoutingStats, RoutingTrace
 from planner.documents.slowdowns import FormSlowdown
+from planner.documents.threads import ThreadRatio, ThreadTimes, ThreadUse
 from planner.documents.timeline import Event, ServedAs, Timeline, Trace, TraceTotals
 from planner.documents.writing import write_atomic, writing
 
@@ -135,6 +136,9 @@ __all__ = [
     "Slowdown",
     "StoredShares",
     "Surface",
+    "ThreadRatio",
+    "ThreadTimes",
+    "ThreadUse",
     "Tier",
     "Timeline",
     "Trace",

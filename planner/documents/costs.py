@@ -24,6 +24,7 @@ from planner.documents.base import (
 )
 from planner.documents.model import FormName
 from planner.documents.slowdowns import LEAST_SLOWDOWN, FormSlowdown
+from planner.documents.threads import ThreadTimes
 
 __all__ = [
     "LEAST_SLOWDOWN",
@@ -109,7 +110,8 @@ class RawCopies:
 
 @dataclass(frozen=True)
 class Hardware(Document):
-    """A machine: its memories, links and compute threads."""
+    """A machine: its memories and links, and the threads that its large operations are computed
+    with (``CostProfile.threads`` says which these are)."""
 
     kind: ClassVar[str] = "hardware"
 
@@ -330,6 +332,8 @@ class CostProfile(Document):
     form_slowdowns
         What copying costs experts in such a form, and they cost copying; of one that is not in it,
         as of the checkpoint's own.
+    threads
+        How many threads of a CPU computed what; None: as many as there were cores, everything.
     """
 
     kind: ClassVar[str] = "costs"
@@ -354,6 +358,7 @@ class CostProfile(Document):
     forms: Added[Keyed[FormName, Curve]] = None
     form_slowdowns: Added[Keyed[FormName, FormSlowdown]] = None
     hosting: Added[HostExperts] = None
+    threads: Added[ThreadTimes] = None
 
     def __post_init__(self) -> None:
         missing = sorted(_ALWAYS_NEEDED - set(self.curves))

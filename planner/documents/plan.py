@@ -21,6 +21,7 @@ from planner.documents.base import (
 )
 from planner.documents.inputs import Inputs
 from planner.documents.model import OWN, FormName, Parts
+from planner.documents.threads import ThreadUse
 from planner.documents.timeline import EventKind, Timeline
 
 __all__ = [
@@ -147,6 +148,9 @@ class Policy:
         dense part, into its slot, and what attention adds is written back.
     host
         Experts computed in host memory while the device computes others; None: none.
+    threads
+        How many threads of a CPU compute what, as it was measured; None: as many as there are
+        cores, for everything.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -164,6 +168,7 @@ class Policy:
     chunk_bytes: Annotated[int, Field(ge=4096, le=64 << 20)]
     kv: Added[Literal["below"]] = None
     host: Added[HostCompute] = None
+    threads: Added[ThreadUse] = None
 
     @property
     def expert_forms(self) -> tuple[tuple[FormName, ...], ...]:

@@ -34,6 +34,7 @@ from planner.documents import (
     RoutingStats,
     RoutingTrace,
     Surface,
+    ThreadUse,
     Tier,
     Timeline,
     Workload,
@@ -163,6 +164,8 @@ SPECIAL: dict[Any, st.SearchStrategy[Any]] = {
     ),
     tuple[LayerSpec, ...]: layer_tuples(),
     StoredShares: st.builds(StoredShares, *[st.floats(1e-6, 1)] * 3),
+    ThreadUse: st.just(ThreadUse(1))
+    | st.builds(ThreadUse, st.integers(2, 99), st.just({"expert": 4})),
     tuple[Tier, ...]: st.just((Tier("disk", 5, "measured"),)),
     dict[OperationKind, Curve]: st.fixed_dictionaries({kind: curves() for kind in ALL_KINDS}),
 }
