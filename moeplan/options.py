@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 import tempfile
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
@@ -207,8 +209,8 @@ def check_outputs(
     ------
     OptionError
         If one is an input or lies in a folder that is read, would take the place of something else
-        than an older file of its kind, is a folder or a device, its folder is missing or not
-        writable, or two are one file.
+        than an older file of its kind that may be written to, is a folder or a device, its folder
+        is missing or not writable, or two are one file.
     """
     taken: dict[Path, str] = {}
     for option, path in outputs.items():
@@ -236,6 +238,8 @@ def check_output(
             f"{option} {path} is there and holds no older {_MADE_WORDS.get(made, made)}; "
             "name another place, or remove it"
         )
+    if exists(path):
+        _check_replaceable(path, option)
 
 
 def _of_a_process(path: Path) -> bool:
@@ -292,6 +296,23 @@ def _check_writable(path: Path, option: str, folder: Path) -> None:
         raise OptionError(
             f"{option} {path}: the folder {folder} cannot be written to: {error.strerror or error}"
         ) from error
+
+
+def _check_replaceable(path: Path, option: str) -> None:
+    """A rename takes no notice of a file's own mode, and is refused, at the end of all the work,
+    where a folder lets only owners rename (as of /tmp)."""
+    real = led_to(path)
+    if not os.access(real, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise OptionError(
+            f"{option} {path} may not be written to: name another place, or change its mode"
+        )
+    folder = real.parent.stat()
+    owners = (0, folder.st_uid, real.stat().st_uid)
+    if folder.st_mode & stat.S_ISVTX and os.geteuid() not in owners:
+        raise OptionError(
+            f"{option} {path} is another user's, in a folder where only owners replace files; "
+            "name another place"
+        )
 
 
 def check_new_folder(path: Path, option: str, inputs: Sequence[Path | None] = ()) -> None:

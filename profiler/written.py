@@ -19,6 +19,7 @@ from planner.documents import (
     write_document,
     writing,
 )
+from planner.documents.writing import take_over_mode
 from planner.files import exists, is_dir, led_to
 from planner.profiles import UNFINISHED, Profile
 from planner.routing import TraceArrays, write_trace
@@ -164,9 +165,11 @@ def _staged(out: Path) -> Iterator[Path]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             shutil.rmtree(staged, ignore_errors=True)
-            staged.mkdir()
+            staged.mkdir(0o700)  # an older profile may be its owner's alone
             try:
                 yield staged
+                for path in staged.iterdir():
+                    take_over_mode(out / path.name, path)
                 deciding = [name for name in _DECIDING if (staged / name).exists()]
                 for name in deciding:
                     (out / name).unlink(missing_ok=True)

@@ -35,6 +35,7 @@ from executor.synth.weights import Filler, Walk
 from planner.architectures import Architecture, LayerShape, Weight, describe
 from planner.checkpoint import load_config
 from planner.documents import writing
+from planner.documents.writing import take_over_mode
 from planner.files import exists, is_dir, is_file, led_to
 from solvers.errors import OptionError, RunError, UnsupportedError
 
@@ -370,6 +371,8 @@ def _move(temporary: Path, out: Path) -> None:
     if exists(out):
         old = temporary.with_name(f"{temporary.name}-old")
         shutil.rmtree(old, ignore_errors=True)
+        for path in (*temporary.iterdir(), temporary):
+            take_over_mode(out if path == temporary else out / path.name, path)
         out.rename(old)
         temporary.rename(out)
         shutil.rmtree(old, ignore_errors=True)

@@ -12,7 +12,15 @@ from pathlib import Path
 from planner.files import led_to
 from solvers.errors import DocumentError, InputError, MoeplanError, RunError
 
-__all__ = ["FULL_DISK", "TOO_LARGE", "is_full", "is_too_large", "write_atomic", "writing"]
+__all__ = [
+    "FULL_DISK",
+    "TOO_LARGE",
+    "is_full",
+    "is_too_large",
+    "take_over_mode",
+    "write_atomic",
+    "writing",
+]
 
 FULL_DISK = "the disk is full: make room there, or name another place"
 TOO_LARGE = (
@@ -25,7 +33,8 @@ def write_atomic(path: Path, data: bytes, stale: Path | None = None) -> None:
     """Write ``data`` to ``path`` so that a reader sees the old file or the new one, never half.
 
     Where the file system can do it, the data has no name until it is complete, so that a killed
-    process leaves nothing behind. A link stays, and what it leads to is written.
+    process leaves nothing behind. A link stays, and what it leads to is written. Who might read the
+    older file may read the new one, and nobody else: it takes over the mode.
 
     Parameters
     ----------
@@ -59,6 +68,7 @@ def _write_whole(path: Path, temporary: Path, data: bytes, stale: Path | None) -
     try:
         nameless = _open_nameless(path.parent)
         with open(temporary, "xb") if nameless is None else open(nameless, "wb") as file:
+            take_over_mode(path, file.fileno())
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -71,6 +81,15 @@ def _write_whole(path: Path, temporary: Path, data: bytes, stale: Path | None) -
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def take_over_mode(old: Path, new: int | Path) -> None:
+    """Give ``new``, before it takes the place of ``old``, the mode of that; nothing is done where
+    nothing is there, and on file systems that have no modes."""
+    with contextlib.suppress(FileNotFoundError):
+        mode = os.stat(old).st_mode & 0o777
+        with contextlib.suppress(PermissionError):
+            os.chmod(new, mode)
 
 
 @contextlib.contextmanager

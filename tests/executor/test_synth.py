@@ -241,6 +241,16 @@ def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
     assert contents["a"]["prompts.jsonl"] != contents["c"]["prompts.jsonl"]
 
 
+def test_modes_of_an_older_checkpoint_stay(tmp_path: Path) -> None:
+    path, out = config_file(tmp_path, "olmoe"), tmp_path / "out"
+    write_synthetic(path, out, layers=1)
+    (out / "model.safetensors").chmod(0o600)
+    out.chmod(0o750)
+    modes = {file.name: file.stat().st_mode for file in (out, *out.iterdir())}
+    write_synthetic(path, out, seed=1, layers=1)
+    assert {file.name: file.stat().st_mode for file in (out, *out.iterdir())} == modes
+
+
 def test_types_words_and_ties(tmp_path: Path) -> None:
     path = config_file(tmp_path, "qwen3_moe", tie_word_embeddings=True)
     write_synthetic(path, tmp_path / "out", dtype="float32", vocab_size=100, layers=1)

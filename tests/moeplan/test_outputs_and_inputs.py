@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,56 @@ def test_an_output_never_takes_the_place_of_a_device_or_a_pipe(tmp_path: Path) -
         check_output(pipe, "--out")
     with pytest.raises(OptionError, match="device or a pipe"):
         check_output(Path(os.devnull), "--out")
+
+
+@pytest.fixture
+def nobodys() -> Iterator[Path]:
+    """A folder of a user who is not root, as whom the test then runs; pytest's own are closed."""
+    with tempfile.TemporaryDirectory() as name:
+        root = os.geteuid() == 0
+        if root:
+            os.chown(name, 65534, 65534)
+            os.seteuid(65534)
+        try:
+            yield Path(name)
+        finally:
+            if root:
+                os.seteuid(0)
+
+
+def test_an_output_takes_no_place_of_a_file_that_may_not_be_written_to(nobodys: Path) -> None:
+    path, link = nobodys / "outputs", nobodys / "link"
+    path.write_bytes(b"")
+    link.symlink_to(path)
+    path.chmod(0o444)
+    for place in (path, link):
+        with pytest.raises(OptionError, match="may not be written to"):
+            check_output(place, "--out")
+    path.chmod(0o644)
+    for place in (path, link, nobodys / "new"):
+        check_output(place, "--out")
+
+
+def test_another_users_file_in_a_shared_folder_is_refused_before_the_work(nobodys: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root makes files of other users")
+    path = nobodys / "outputs"
+    path.write_bytes(b"")
+    path.chmod(0o666)
+    os.seteuid(0)
+    nobodys.chmod(0o1777)
+    os.chown(nobodys, 0, 0)
+    for owner, refused in ((65534, False), (1, True), (0, True)):
+        os.seteuid(0)
+        os.chown(path, owner, owner)
+        os.seteuid(65534)
+        if not refused:
+            check_output(path, "--out")
+            continue
+        with pytest.raises(OptionError, match="another user's, in a folder where only owners"):
+            check_output(path, "--out")
+        with pytest.raises(PermissionError):  # the kernel's word on it
+            path.rename(nobodys / "renamed")
 
 
 def test_an_output_never_lies_in_a_folder_that_is_read(tmp_path: Path) -> None:

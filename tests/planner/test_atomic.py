@@ -66,6 +66,28 @@ def test_what_belongs_to_an_older_file_goes_before_the_new_one_is_there(tmp_path
     assert path.read_bytes() == b"newer"
 
 
+@pytest.mark.parametrize("nameless", [True, False])
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664, 0o400])
+def test_the_mode_of_an_older_file_stays(
+    mode: int, nameless: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not nameless:
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    path, link = tmp_path / "a", tmp_path / "link"
+    link.symlink_to(path)
+    before = os.umask(0o022)
+    try:
+        write_atomic(path, b"one")
+        assert path.stat().st_mode & 0o7777 == 0o644  # nothing was there: as the umask says
+        path.chmod(mode)
+        for place in (path, link):
+            write_atomic(place, b"two")
+            assert path.read_bytes() == b"two"
+            assert path.stat().st_mode & 0o7777 == mode
+    finally:
+        os.umask(before)
+
+
 WRITER = """
 import sys
 from pathlib import Path

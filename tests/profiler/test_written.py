@@ -146,3 +146,16 @@ def test_older_routing_is_replaced(
     assert traces[turn : turn + 2] == ["", ""]
     assert set(traces[turn + 2 :]) <= {document_hash(new.model)}
     assert load_trace(out / "routing.json")[0].model_hash == document_hash(new.model)
+
+
+def test_modes_of_an_older_profile_stay(pair: tuple[Profile, Profile], tmp_path: Path) -> None:
+    old, new = pair
+    out = tmp_path / "profile"
+    write(old, out)
+    out.chmod(0o750)
+    for index, path in enumerate(sorted(out.iterdir())):
+        path.chmod((0o600, 0o640)[index % 2])
+    modes = {path.name: path.stat().st_mode for path in (out, *out.iterdir())}
+    write(new, out)
+    assert load_profile(out).costs == new.costs
+    assert {path.name: path.stat().st_mode for path in (out, *out.iterdir())} == modes
