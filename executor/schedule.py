@@ -86,6 +86,11 @@ class Schedule:
         self._arrivals = 0
         streaming = {u.stage for u in units.sizes if u.kind != "dense" and u not in units.resident}
         self._share = max(policy.slots // max(len(streaming), 1), 1)
+        self._may_demand = frozenset(streaming)
+        # how many stages on the chain may copy while a layer that may demand copies comes to its
+        # router
+        self._hold = self._stages if policy.hold is None else policy.hold
+        self._leading = False
         self.wasted_bytes = 0
         self.served: Counter[ServedAs] = Counter()
 
@@ -162,11 +167,13 @@ class Schedule:
         return self._start(unit, slot, self._sequence, kind)
 
     def _next_of_chain(self) -> Load | None:
+        # never a whole pass ahead, and not beyond the run's last pass; less while it is held back
+        ahead = min(self._hold if self._leading else self._stages, self._stages - 1)
+        farthest = min(self._sequence + ahead, self._last_sequence)
         if self._chain_load is not None:
-            return self._chain_load
+            return self._chain_load if self._chain_load.sequence <= farthest else None
         while True:
-            # never a whole pass ahead, and not beyond the run's last pass
-            if self._chain_sequence > min(self._sequence + self._stages - 1, self._last_sequence):
+            if self._chain_sequence > farthest:
                 return None
             stage = self._list(self._chain_sequence)
             if self._chain_index >= len(stage):
@@ -259,6 +266,13 @@ class Schedule:
             raise RuntimeError(f"stage {sequence} entered after {self._sequence}")
         self._sequence = sequence
 
+    def lead_begins(self) -> None:
+        """The stage's dense part is there: until its router has spoken, copies may be held back.
+
+        Nothing that is computed until then waits for a copy.
+        """
+        self._leading = self._sequence % self._stages in self._may_demand
+
     def ready(self, unit: Unit) -> bool:
         """Whether ``unit`` lies complete on the device."""
         if unit in self._units.resident:
@@ -283,6 +297,7 @@ class Schedule:
 
     def release_dense(self, stage: int) -> None:
         """Step 3 has ended: a streamed dense part's slot is free."""
+        self._leading = False
         load = self._loads.get(Unit(stage, "dense", -1))
         if load is not None:
             self._give_back(load)
@@ -310,7 +325,7 @@ class Schedule:
         """
         if self._routed_sequence == self._sequence:
             raise RuntimeError("a stage is routed once")
-        self._routed_sequence = self._sequence
+        self._routed_sequence, self._leading = self._sequence, False
         stage = self._sequence % self._stages
         wanted = set(active)
         met = {unit: self._served_as(unit) for unit in active if unit.kind == "expert"}

@@ -204,6 +204,8 @@ class Transfers:
                 waited = True
                 self._changed.wait(_LOOK_SECONDS)
             self._check()
+            if unit.kind == "dense":
+                self._schedule.lead_begins()
             return self._schedule.slot(unit), waited
 
     def route(

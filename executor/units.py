@@ -145,6 +145,10 @@ def check_policy(model: ModelSpec, policy: Policy) -> None:
         raise DocumentError("plan: policy.resident_head_tiles exceeds policy.head_tiles")
     if any(not layer.dense_resident for layer in policy.layers) and policy.dense_slots < 1:
         raise DocumentError("plan: policy.dense_slots is 0, but dense parts are not resident")
+    if policy.hold is not None and all(layer.dense_resident for layer in policy.layers):
+        raise DocumentError(
+            "plan: policy.hold has no effect: all dense parts are resident; leave it out"
+        )
     streams = (
         demanded
         or any(layer.prefetch for layer in policy.layers)

@@ -158,6 +158,7 @@ class _Virtual:
             self._work("embed", index, -1, -1, times.prologue_ns, 0)
         if not head:
             self._wait(Unit(stage, "dense", -1), "wait_dense", index)
+            schedule.lead_begins()
         self._work("attention", index, stage, -1, times.lead_ns, 0)
         if not head:
             schedule.release_dense(stage)

@@ -185,7 +185,19 @@ def _keeps(plan: Plan, model: ModelSpec | None) -> str:
         "plan": "kept until the room is needed (what the plan copies farthest ahead first)",
         "belady": "kept until the room is needed (what a recorded run needs farthest ahead first)",
     }[policy.eviction]
-    return f"{text}; {kept}. {counted(policy.dense_slots, 'slot')} for dense parts."
+    return f"{text}; {kept}. {counted(policy.dense_slots, 'slot')} for dense parts{_held(policy)}."
+
+
+def _held(policy: Policy) -> str:
+    """Which copies ahead wait for a router."""
+    if policy.hold is None:
+        return ""
+    beyond = {0: "any later layer", 1: "a layer beyond the next"}
+    what = beyond.get(policy.hold, f"a layer more than {policy.hold} on")
+    return (
+        "; while a layer that may demand copies computes up to its router, no copy begins that "
+        f"{what} needs"
+    )
 
 
 def _hosted_words(policy: Policy) -> str:

@@ -113,6 +113,9 @@ def check_policy(policy: Policy) -> list[Violation]:
     if policy.dense_slots < 1 and not all(layer.dense_resident for layer in policy.layers):
         message = "dense parts stream, but have no slot"
         found.append(Violation("dense_slots", "policy.dense_slots", message))
+    if policy.hold is not None and all(layer.dense_resident for layer in policy.layers):
+        message = "copies ahead are held back, but no dense part streams"
+        found.append(Violation("hold", "policy.hold", message))
     return found
 
 

@@ -378,6 +378,7 @@ class Encoding:
             chunk_bytes=self.chunk_bytes,
             kv=self.kv,
             host=None if schedule.host is None else HostCompute(*schedule.host),
+            hold=schedule.hold,
             threads=None if threads is None else threads.use,
         )
 
@@ -395,4 +396,4 @@ def schedule_of(policy: Policy) -> Schedule:
     head = StageChoice(False, tuple(range(kept)), tuple(range(kept, policy.head_tiles)))
     host = None if policy.host is None else HostShare(policy.host.rows, policy.host.percent)
     sizes = policy.slots, policy.dense_slots, policy.reserve
-    return Schedule((*layers, head), *sizes, policy.eviction, host)
+    return Schedule((*layers, head), *sizes, policy.eviction, host, policy.hold)

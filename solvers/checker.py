@@ -103,6 +103,9 @@ def _check_slots(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
     if streams_item and schedule.reserve < 1 and (on_demand or schedule.eviction != "none"):
         message = "copies on demand need a slot that prefetches leave to them"
         yield Violation("reserve_missing", "reserve", message)
+    if schedule.hold is not None and (schedule.hold < 0 or not streams_start):
+        what = f"{schedule.hold} stages on" if streams_start else "no start unit streams"
+        yield Violation("hold", "hold", f"copies ahead are held back, but {what}")
     largest = max((item.size_bytes for s, _ in pairs for item in s.items), default=0)
     if streams_item and largest > problem.slot_bytes:
         message = f"a slot has {problem.slot_bytes} bytes, an item {largest}"

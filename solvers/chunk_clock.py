@@ -32,12 +32,16 @@ class ChunkClock:
     ----------
     problem
         Items of sequential stages are always copied ahead: none of them may stream.
-    slots, start_slots
+    slots, start_slots, hold
         As in a schedule; items are copied on demand only.
     """
 
-    def __init__(self, problem: Problem, slots: int, start_slots: int) -> None:
-        self._problem = problem
+    def __init__(
+        self, problem: Problem, slots: int, start_slots: int, hold: int | None = None
+    ) -> None:
+        self._problem, self._hold = problem, hold
+        # of each set: the last stage that start units may be copied of for now; None: any
+        self._farthest: Int64 | None = None
         self._slots, self._start_slots = slots, start_slots
         # of each stage's start unit, whole and short: chunks, how long one takes, how much longer
         # the last one
@@ -87,6 +91,7 @@ class ChunkClock:
         # items that some of the sets, and that all of them copy
         some = np.any(gone, axis=2)
         every = np.all(gone, axis=2)
+        demands = np.any(gone, axis=1)  # [stages, sets]
         count = streams.shape[1]
         self._begin(streams, run)
         now = np.zeros(count, dtype=np.int64)
@@ -97,10 +102,15 @@ class ChunkClock:
                 now = now + int(scenarios.prologue_ns[index, stage])
                 self._advance(now)
                 now = self._arrived(now, streams[stage])
+                if self._hold is not None:
+                    self._advance(now)
+                    farthest = self._here + self._hold
+                    self._farthest = np.where(demands[stage], farthest, self._end)
                 now = now + int(scenarios.lead_ns[index, stage])
                 if longer is not None:
                     now = now + int(longer[index, stage]) * streams[stage]
                 self._advance(now)
+                self._farthest = None
                 self._free = self._free + streams[stage]
                 self._now = np.maximum(self._now, now)
                 rows: list[tuple[Bools | None, Int64 | int, int]] = []
@@ -149,6 +159,8 @@ class ChunkClock:
         stages, count = len(self._beyond), len(self._columns)
         last = min(self._here + stages, self._end)
         while may.any():
+            if self._farthest is not None:
+                may = may & (self._cursor <= self._farthest)
             fresh = self._left == 0
             may = may & (~fresh | ((self._free > 0) & (self._cursor < last)))
             begins = may & fresh

@@ -2,7 +2,8 @@
 
 Thousands of moves are timed at once (``solvers.chunk_clock``), then the best of them together: as
 many of those that improve, of different stages, as improve most. Where none does, a few of the
-least bad are made all the same, and it goes on from there.
+least bad are made all the same, and it goes on from there. Then the same with copies ahead held
+back while leads are computed: that is worse at first, and other residents make it better.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 
 from solvers.checker import check_schedule
 from solvers.chunk_clock import ChunkClock
+from solvers.layout import HOLDS
 from solvers.local import fitting, scheduled, spare_bytes, trial_moves
 from solvers.moves import Move, Sets
 from solvers.problem import Problem
@@ -36,6 +38,8 @@ _IDLE = 25
 """Rounds without a better one, after which it ends."""
 _NEAR = 0.005
 """Numbers of start slots that are worse by a larger share after a round are given up."""
+_TRIAL = 3
+"""Rounds after which holding back is given up where it is worse by ``_NEAR``."""
 
 
 def move_exactly(search: Search, work: float, seed: int) -> None:
@@ -67,21 +71,44 @@ def move_exactly(search: Search, work: float, seed: int) -> None:
             ways.append(_Way(problem, sizes, sets, seed))
     if not ways or ways[0].value > search.best_value * (1.0 + _WORSE):
         return
-    idle, least = 0, ways[0].least
+    way = _best_of(search, ways, left)
+    _try(search, way)
+    for hold in HOLDS if not way.best.starts.all() else ():
+        held = _Way(problem, way.sizes, way.best, seed, hold)
+        held = _best_of(search, [held], left, way.least)
+        _try(search, held)
+        if held.least > way.least:
+            return
+        way = held
+
+
+def _best_of(search: Search, ways: list[_Way], left: int, rival: int | None = None) -> _Way:
+    """Rounds of moves with each of the ways, while it is near the best of them and, in the end,
+    near the ``rival``'s time; ``left`` measurements of one."""
+    idle, rounds, least = 0, 0, ways[0].least
     while left > 1 and idle < _IDLE:
         if time.monotonic() > search.deadline:
             search.out_of_time = True
             break
         going = [way for way in ways if way.go_on()]
         left -= 2
+        rounds += 1
         before, least = least, min(way.least for way in ways)
         idle = idle + 1 if least >= before else 0
         ways = [way for way in ways if way.least <= least * (1.0 + _NEAR)]
         if not going:
             break
-    way = min(ways, key=lambda way: way.least)
-    nothing = np.zeros(way.best.items.shape, dtype=bool)
-    schedule = scheduled(problem, way.best, nothing, demand_share(problem), way.sizes, way.sizes[0])
+        if rival is not None and rounds >= _TRIAL and least > rival * (1.0 + _NEAR):
+            break
+    return min(ways, key=lambda way: way.least)
+
+
+def _try(search: Search, way: _Way) -> None:
+    problem, nothing = search.problem, np.zeros(way.best.items.shape, dtype=bool)
+    share, slots = demand_share(problem), way.sizes[0]
+    schedule = scheduled(problem, way.best, nothing, share, way.sizes, slots)
+    if schedule.start_slots:
+        schedule = schedule.replace(hold=way.hold)
     if not any(check_schedule(problem, schedule)):
         search.try_schedule(schedule)
 
@@ -89,10 +116,17 @@ def move_exactly(search: Search, work: float, seed: int) -> None:
 class _Way:
     """Residents on their way with so many slots; ``best`` are those that take the ``least``."""
 
-    def __init__(self, problem: Problem, sizes: tuple[int, int], sets: Sets, seed: int) -> None:
-        self._problem, self.sizes = problem, sizes
+    def __init__(
+        self,
+        problem: Problem,
+        sizes: tuple[int, int],
+        sets: Sets,
+        seed: int,
+        hold: int | None = None,
+    ) -> None:
+        self._problem, self.sizes, self.hold = problem, sizes, hold
         self._share = demand_share(problem)
-        self._clock = ChunkClock(problem, *sizes)
+        self._clock = ChunkClock(problem, *sizes, hold)
         self._rng = np.random.default_rng([seed, *sizes, 1])
         self._fixed = {index for index, one in enumerate(problem.stages) if one.sequential}
         self.best = self._sets = sets

@@ -93,4 +93,5 @@ def _bare(problem: Problem, schedule: Schedule) -> Schedule:
         for stage, choice in zip(problem.stages, schedule.stages, strict=True)
     )
     sizes = schedule.slots, schedule.start_slots, schedule.reserve
-    return settled(problem, stages, *sizes, schedule.eviction, schedule.host)
+    rules = schedule.eviction, schedule.host, schedule.hold
+    return settled(problem, stages, *sizes, *rules)

@@ -8,10 +8,21 @@ from dataclasses import dataclass, field
 from solvers.outcome import Eviction, HostShare, Outcome, Schedule, StageChoice, Stop
 from solvers.problem import Problem, Stage
 
-__all__ = ["START", "Layout", "infeasible", "settled", "smallest_capacity", "whole_in_memory"]
+__all__ = [
+    "HOLDS",
+    "START",
+    "Layout",
+    "infeasible",
+    "settled",
+    "smallest_capacity",
+    "whole_in_memory",
+]
 
 START = -1
 """Stands for a stage's start unit where items are listed."""
+HOLDS = (1, 0, 2)
+"""From how many stages on copies may be held back, the most promising first: with 1, what the next
+stage's lead waits for is not held."""
 
 
 def smallest_capacity(stages: Sequence[Stage], slot_bytes: int) -> int:
@@ -146,9 +157,10 @@ def settled(
     reserve: int,
     eviction: Eviction = "none",
     host: HostShare | None = None,
+    hold: int | None = None,
 ) -> Schedule:
-    """A schedule with these stages, and slots, reserve and host as they must be with them: none
-    where nothing of the kind streams, and a reserve where a copy may be demanded."""
+    """A schedule with these stages, and slots, reserve, host and hold as they must be with them:
+    none where nothing of the kind streams, and a reserve where a copy may be demanded."""
     pairs = list(zip(stages, problem.stages, strict=True))
     streams = any(len(choice.resident) < len(stage.items) for choice, stage in pairs)
     starts = any(stage.start and not choice.start_resident for choice, stage in pairs)
@@ -163,4 +175,5 @@ def settled(
         reserve=min(max(reserve, int(on_demand)), kept),
         eviction=eviction,
         host=host if kept else None,
+        hold=hold if starts else None,
     )

@@ -82,6 +82,9 @@ class Schedule:
         share of the slots and gives up what came last.
     host
         What the host works on; None: nothing.
+    hold
+        While a stage's lead is computed that may demand copies, no chunk begins of what stages more
+        than so many on need; None: that makes no difference.
     """
 
     stages: tuple[StageChoice, ...]
@@ -90,6 +93,7 @@ class Schedule:
     reserve: int
     eviction: Eviction = "none"
     host: HostShare | None = None
+    hold: int | None = None
 
     def replace(self, **changes: Any) -> Schedule:
         """A copy with some fields changed."""

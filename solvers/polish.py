@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from solvers.checker import check_schedule
-from solvers.layout import settled
+from solvers.layout import HOLDS, settled
 from solvers.outcome import Schedule, StageChoice
 from solvers.problem import Problem
 from solvers.sets import Search
@@ -28,7 +28,8 @@ def polish(search: Search) -> None:
         for changed in _neighbours(problem, search.best):
             # where nothing streams any more there are no slots
             sizes = (changed.slots, changed.start_slots, changed.reserve)
-            neighbour = settled(problem, changed.stages, *sizes, changed.eviction, changed.host)
+            rules = (changed.eviction, changed.host, changed.hold)
+            neighbour = settled(problem, changed.stages, *sizes, *rules)
             if left <= 0 or search.out_of_time:
                 return
             if neighbour in search.tried or any(check_schedule(problem, neighbour)):
@@ -40,7 +41,7 @@ def polish(search: Search) -> None:
 
 
 def _neighbours(problem: Problem, schedule: Schedule) -> Iterator[Schedule]:
-    """Slots and reserve first, then one stage's sets at a time."""
+    """Slots and reserve first, then what is held back, then one stage's sets at a time."""
     for slots in (-1, 0, 1):
         for start_slots in (-1, 0, 1):
             for reserve in (-1, 0, 1):
@@ -49,6 +50,8 @@ def _neighbours(problem: Problem, schedule: Schedule) -> Iterator[Schedule]:
                     start_slots=max(schedule.start_slots + start_slots, 0),
                     reserve=max(schedule.reserve + reserve, 0),
                 )
+    for hold in (None, *HOLDS):
+        yield schedule.replace(hold=hold)
     for index, stage in enumerate(problem.stages):
         for choice in _choices(len(stage.items), stage.sequential, schedule.stages[index]):
             stages = (*schedule.stages[:index], choice, *schedule.stages[index + 1 :])

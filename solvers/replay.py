@@ -169,6 +169,7 @@ def replay(
                 now = _arrived(channel.wait_start(here, now), index, stage, "the start unit")
                 waits_start[index][stage] = now - prologue_end
             start_ready = now
+            channel.lead_begins(here, now)
             now += lead[index][stage]
             lead_end = now
             active = order[index][stage]

@@ -58,6 +58,8 @@ class Channel:
         self._landed = 0
         self._came: dict[tuple[int, int], int] = {}  # what lies in a slot -> when it came
         self._reserve = schedule.reserve
+        self._hold = self._count if schedule.hold is None else schedule.hold
+        self._farthest = self._count  # how many stages on the chain may copy for now
         self._free = schedule.slots
         self._free_start = schedule.start_slots
         self._now = now
@@ -99,6 +101,14 @@ class Channel:
                 return None
         return max(self._start_ended.pop(here), now)
 
+    def lead_begins(self, here: int, now: int) -> None:
+        """A stage's lead begins: until its demand is known, copies may be held back."""
+        self._advance(now)
+        stage = self._stages[here % self._count]
+        if not stage.sequential and len(self._resident[here % self._count]) < len(stage.items):
+            self._farthest = self._hold
+            self._now = max(self._now, now)
+
     def wait_item(self, item: int, now: int) -> int | None:
         """When a demanded item is there, ``now`` at the earliest; None if never."""
         self._advance(now)
@@ -126,7 +136,7 @@ class Channel:
         Returns the queued items in the order of the queue; the other active ones are ready.
         """
         self._advance(now)
-        self._known = here
+        self._known, self._farthest = here, self._count
         stage = here % self._count
         if self._streams_start[stage]:
             self._free_start += 1
@@ -350,10 +360,12 @@ class Channel:
                 return copy
         if self._chain is None:
             self._chain = self._next_of_chain()
+        elif self._chain.here > self._current + self._farthest:
+            return None
         return self._chain
 
     def _next_of_chain(self) -> Copy | None:
-        last = min(self._total, self._current + self._count)
+        last = min(self._total, self._current + min(self._count, self._farthest + 1))
         while self._cursor < last:
             stage = self._cursor % self._count
             items = self._items(self._cursor)

@@ -213,6 +213,13 @@ class SetsModel:
                 choices.append(StageChoice(first, kept, ahead))
             hint = self.hint
             found.append(
-                settled(self.problem, tuple(choices), hint.slots, hint.start_slots, hint.reserve)
+                settled(
+                    self.problem,
+                    tuple(choices),
+                    hint.slots,
+                    hint.start_slots,
+                    hint.reserve,
+                    hold=hint.hold,
+                )
             )
         return found

@@ -300,6 +300,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
             "dense_slots": policy.dense_slots,
             "reserve": policy.reserve,
             "eviction": policy.eviction,
+            "hold": policy.hold,
             "chunk_bytes": policy.chunk_bytes,
         },
         "workload": {k: v for k, v in plain(plan.workload).items() if v is not None},

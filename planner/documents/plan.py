@@ -148,6 +148,9 @@ class Policy:
         dense part, into its slot, and what attention adds is written back.
     host
         Experts computed in host memory while the device computes others; None: none.
+    hold
+        While a layer whose experts are not all resident computes up to its router, no chunk begins
+        of what layers more than so many on need; None: that makes no difference.
     threads
         How many threads of a CPU compute what, as it was measured; None: as many as there are
         cores, for everything.
@@ -168,6 +171,7 @@ class Policy:
     chunk_bytes: Annotated[int, Field(ge=4096, le=64 << 20)]
     kv: Added[Literal["below"]] = None
     host: Added[HostCompute] = None
+    hold: Added[Units] = None
     threads: Added[ThreadUse] = None
 
     @property

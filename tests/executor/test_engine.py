@@ -200,6 +200,7 @@ def test_refuses_overflow(plan: Plan) -> None:
         ({"reserve": 0}, "policy.reserve is 0"),
         ({"reserve": 2}, "policy.reserve exceeds"),
         ({"dense_slots": 0}, "policy.dense_slots is 0"),
+        ({"layers": (LayerPolicy(True, (), ()),) * 3, "hold": 1}, "policy.hold has no effect"),
         ({"head_tiles": 1, "head_tile_rows": 50}, "policy.head_tiles"),
         ({"head_tiles": 9, "head_tile_rows": 211}, "policy.head_tiles"),
         ({"head_tiles": 1, "head_tile_rows": 211, "resident_head_tiles": 2}, "resident_head_tiles"),
@@ -434,6 +435,8 @@ def test_any_policy_gives_the_same_tokens(
         eviction=draw.choice(["none", "lru", "lifo", "fifo", "frequency", "plan"]),
         chunk_bytes=draw.choice([4096, 12288, 1 << 20]),
     )
+    if not all(layer.dense_resident for layer in layers):
+        policy = replace(policy, hold=draw.choice([None, 0, 1, 2]))
     prompts = [[draw.randrange(3, 211) for _ in range(draw.randint(1, 9))] for _ in range(7)]
     plain = replace(helpers.resident(model), n_batches=1, batch_size=7)
     workload = Workload(7, 9, 6)

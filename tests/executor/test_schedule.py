@@ -240,8 +240,9 @@ class Driver(RuleBasedStateMachine):
             lambda order: st.integers(0, EXPERTS).map(lambda n: tuple(order[:n]))
         ),
         resident=st.sets(st.integers(0, EXPERTS - 1), max_size=3).map(lambda s: tuple(sorted(s))),
+        hold=st.sampled_from([None, 0, 1, 2]),
     )
-    def begin(self, slots, dense_slots, reserve, eviction, prefetch, resident) -> None:  # type: ignore[no-untyped-def]
+    def begin(self, slots, dense_slots, reserve, eviction, prefetch, resident, hold) -> None:  # type: ignore[no-untyped-def]
         self.passes = 4
         self.units = units_of(prefetch, resident)
         policy = replace(
@@ -250,8 +251,10 @@ class Driver(RuleBasedStateMachine):
             dense_slots=dense_slots,
             reserve=min(reserve, slots),
             eviction=eviction,
+            hold=hold,
         )
         self.policy = policy
+        self.leading = False
         self.time = 0
         self.schedule = Schedule(policy, self.units, self.passes, lambda: self.time)
         self.flying: Chunk | None = None
@@ -274,6 +277,9 @@ class Driver(RuleBasedStateMachine):
             return
         key = (chunk.unit.kind == "dense", chunk.slot)
         assert chunk.slot < (self.policy.dense_slots if key[0] else self.policy.slots)
+        if self.leading and self.policy.hold is not None:
+            on = (chunk.pass_index - self.pass_index) * (LAYERS + 1) + chunk.unit.stage - self.stage
+            assert on <= self.policy.hold
         if chunk.offset_bytes == 0:
             # a slot that compute still needs is never taken
             assert key[0] or chunk.slot not in needed
@@ -293,6 +299,13 @@ class Driver(RuleBasedStateMachine):
 
     # compute -----------------------------------------------------------------------------------
 
+    @precondition(lambda self: not self.done and self.todo is None and self.stage < LAYERS)
+    @rule()
+    def lead(self) -> None:
+        if self.schedule.ready(dense(self.stage)):
+            self.schedule.lead_begins()
+            self.leading = True
+
     @precondition(lambda self: not self.done and self.todo is None)
     @rule(data=st.data())
     def route(self, data: st.DataObject) -> None:
@@ -306,6 +319,7 @@ class Driver(RuleBasedStateMachine):
             active = [expert(self.stage, e) for e in chosen]
             self.schedule.release_dense(self.stage)
         routed = self.schedule.route(active)
+        self.leading = False
         assert sorted((*routed.ready, *routed.demanded)) == sorted(active)
         assert all(self.schedule.ready(unit) for unit in routed.ready)
         assert not any(self.schedule.ready(unit) for unit in routed.demanded)

@@ -111,9 +111,9 @@ def cases(draw: st.DrawFn) -> Case:
     )
     slots = draw(st.integers(1, 7))
     eviction: Eviction = draw(st.sampled_from(get_args(Eviction)))
-    schedule = Schedule(
-        tuple(choices), slots, draw(st.integers(1, 3)), draw(st.integers(1, slots)), eviction, share
-    )
+    sizes_of = slots, draw(st.integers(1, 3)), draw(st.integers(1, slots))
+    hold = draw(st.sampled_from([None, 0, 1, 2]))
+    schedule = Schedule(tuple(choices), *sizes_of, eviction, share, hold)
     named: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {}
     if draw(st.booleans()):
         for index in range(passes):
@@ -174,6 +174,7 @@ def run_executor(case: Case) -> VirtualResult:
         eviction=schedule.eviction,
         chunk_bytes=CHUNK_BYTES,
         host=None if schedule.host is None else HostCompute(*schedule.host),
+        hold=schedule.hold,
     )
     scenarios = problem.scenarios
     leads = scenarios.lead_ns.copy()
@@ -381,6 +382,41 @@ def test_named_by_hand() -> None:
     assert got.wasted_bytes == 2 * CHUNK_BYTES
     assert got.served == {"on_demand": 2, "prefetched": 1}
     assert replay(problem, case.schedule, named=case.named).wasted_bytes == got.wasted_bytes
+
+
+@pytest.mark.parametrize(("hold", "router", "end"), [(None, 47, 62), (1, 47, 62), (0, 45, 60)])
+def test_held_back_by_hand(hold: int | None, router: int, end: int) -> None:
+    """Two layers of one expert and one chunk of 10 ns; the first one's streams, and of the second
+    one the dense part, of two chunks. Leads of 10, works of 7.
+
+    embed ends at 5, the first router speaks at 15. The chain has the dense part alone: from 0 on.
+    If its second chunk may begin in the lead, it ends at 20; the expert is copied 20..30, computed
+    30..37, and the second router speaks at 47. If not, the channel rests from 10 to 15; the expert
+    comes first, 15..25, the second chunk then, 25..35: the lead begins at 35, and the second router
+    speaks at 45. What the next layer needs is held back with 0 only. Behind that router 7 ns of an
+    expert, 7 of a tile and 1 of sampling.
+    """
+    chunk = ProblemUnit(CHUNK_BYTES, 0, 1, 10, 10, CHUNK_BYTES)
+    long = ProblemUnit(2 * CHUNK_BYTES, 0, 2, 10, 10, CHUNK_BYTES)
+    demand = np.ones((1, 3, 1), dtype=np.int32)
+    scenarios = Scenarios(
+        np.array([[5, 0, 0]]),
+        np.array([[10, 10, 0]]),
+        demand,
+        demand.astype(np.int64) * 7,
+        np.array([[0, 0, 1]]),
+        np.ones(1, dtype=np.int64),
+    )
+    stages = (Stage(chunk, (chunk,)), Stage(long, (chunk,)), Stage(None, (chunk,), True))
+    choices = (StageChoice(True), StageChoice(False, (0,)), StageChoice(False, (0,)))
+    problem = Problem(stages, scenarios, 1 << 40, 1 << 20)
+    schedule = Schedule(choices, 1, 1, 1, hold=hold)
+    got = run_executor(Case(problem, schedule))
+    assert [e.end_ns for e in got.compute if e.kind == "attention"] == [15, router]
+    assert got.pass_end_ns == (end,)
+    assert replay(problem, schedule).pass_end_ns.tolist() == [end]
+    later = [e for e in got.copies if e.kind == "copy_dense" and e.start_ns > 0]
+    assert [(e.start_ns, e.end_ns) for e in later] == ([(25, 35)] if hold == 0 else [])
 
 
 def test_standstill_is_an_error() -> None:

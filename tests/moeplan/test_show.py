@@ -103,6 +103,7 @@ def test_a_plan_in_words(plan: Plan) -> None:
         "klotski 1.20 times that, all-experts 2.00 times that",  # 6 and 10 over 5
     ):
         assert said in text, said
+    assert "no copy begins" not in text
     assert "as long as two batches" not in text  # notes come apart, as a list
     for bound, said in (
         ("clairvoyant", "not even one that knows the routing beforehand"),
@@ -110,6 +111,12 @@ def test_a_plan_in_words(plan: Plan) -> None:
     ):
         text = explain_plan(dataclasses.replace(plan, bound_class=bound))[-1]
         assert said in text
+
+
+def test_what_is_held_back_is_said(plan: Plan) -> None:
+    held = dataclasses.replace(plan, policy=dataclasses.replace(plan.policy, hold=1))
+    said = "up to its router, no copy begins that a layer beyond the next needs."
+    assert said in "\n".join(explain_plan(held))
 
 
 def test_a_bound_says_at_what_slowdowns_it_holds(plan: Plan) -> None:

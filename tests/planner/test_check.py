@@ -111,6 +111,7 @@ MUTATIONS: list[tuple[str, Callable[[Plan], Plan]]] = [
     ("resident_and_prefetch", lambda p: layer(p, prefetch=(0,))),
     ("reserve", lambda p: policy(p, reserve=p.policy.slots + 1)),
     ("reserve_missing", lambda p: policy(p, reserve=0)),
+    ("hold", lambda p: policy(p, hold=1)),
     ("slots", lambda p: policy(p, slots=0, reserve=0)),
     ("dense_slots", lambda p: policy(layer(p, dense_resident=False), dense_slots=0)),
     ("head_tiles", lambda p: policy(p, resident_head_tiles=p.policy.head_tiles + 1)),

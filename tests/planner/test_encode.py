@@ -30,7 +30,7 @@ def schedule(layers: int, tiles: int) -> Schedule:
     first = StageChoice(True, (0, 3), (5, 1))
     other = StageChoice(False, (), (2,))
     head = StageChoice(False, (0,), tuple(range(1, tiles)))
-    return Schedule((first, *(other,) * (layers - 1), head), 3, 2, 1)
+    return Schedule((first, *(other,) * (layers - 1), head), 3, 2, 1, hold=1)
 
 
 def test_policy_and_schedule_are_inverse(small_profile: Any) -> None:

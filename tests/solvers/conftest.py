@@ -144,13 +144,17 @@ def random_schedule(rng: np.random.Generator, problem: Problem) -> Schedule:
         first = stage.start is not None and bool(rng.random() < 0.3)
         choices.append(StageChoice(first, resident, prefetch))
     slots = int(rng.integers(1, 6))
-    return Schedule(
+    schedule = Schedule(
         tuple(choices),
         slots,
         int(rng.integers(1, 3)),
         int(rng.integers(1, slots + 1)),
         ("none", "none", "none", "lru", "lru", "lifo", "lifo")[int(rng.integers(0, 7))],
     )
+    hold = int(rng.integers(-1, 3))
+    pairs = zip(problem.stages, choices, strict=True)
+    streams = any(stage.start and not choice.start_resident for stage, choice in pairs)
+    return schedule.replace(hold=hold) if hold >= 0 and streams else schedule
 
 
 class SlowReplay:
@@ -185,6 +189,7 @@ class SlowReplay:
         self.landed: dict[tuple[int, int], int] = {}
         self.copies_ended = 0
         self.slots_of = [0] * self.count
+        self.held = False
         self.on_channel: list[Any] | None = None
         self.chunk_ends = 0
         self.bytes = 0
@@ -236,7 +241,10 @@ class SlowReplay:
                     yield "wait", (self.here, -1)
                 back = scenarios.start_lead_ns
                 longer = 0 if back is None or not streams else int(back[index, stage])
+                lacks = len(choice.resident) < len(self.problem.stages[stage].items)
+                self.held = lacks and not self.problem.stages[stage].sequential
                 yield "work", int(scenarios.lead_ns[index, stage]) + longer
+                self.held = False
                 if streams:
                     self.free_start += 1
                 rows = scenarios.demand[index, stage]
@@ -344,7 +352,7 @@ class SlowReplay:
         if copy is None:
             while self.chain is None and self.chain_todo:
                 here, item = self.chain_todo[0]
-                if here >= self.here + self.count:
+                if here >= self.here + self.count or self._waits(here):
                     break
                 if item == -1:
                     if not self.free_start:
@@ -359,7 +367,7 @@ class SlowReplay:
                     break
                 self.chain_todo.pop(0)
                 self.chain = ["chain", here, item, self._unit(here, item).chunks, 0, True]
-            copy = self.chain
+            copy = None if self.chain and self._waits(self.chain[1]) else self.chain
         if copy is None:
             return
         copy[5] = True
@@ -369,6 +377,11 @@ class SlowReplay:
         copy[4] += size
         self.on_channel, self.chunk_size = copy, size
         self.chunk_ends = self.now + (unit.chunk_ns if copy[3] else unit.last_ns)
+
+    def _waits(self, here: int) -> bool:
+        """Whether copies for a stage are held back for now."""
+        hold = self.schedule.hold
+        return self.held and hold is not None and here - self.here > hold
 
     def _chunk_ended(self) -> None:
         copy, self.on_channel = self.on_channel, None

@@ -84,6 +84,7 @@ MUTATIONS: dict[str, Callable[[Schedule], Schedule]] = {
     "reserve": lambda s: s.replace(reserve=4),
     "reserve_missing": lambda s: s.replace(reserve=0),
     "capacity": lambda s: s.replace(slots=6),
+    "hold": lambda s: s.replace(hold=-1),
 }
 
 
@@ -203,6 +204,10 @@ def one_fault(
         case "capacity":
             more = problem.capacity_bytes // problem.slot_bytes + int(rng.integers(1, 9))
             changed = schedule.replace(slots=more)
+        case "hold":
+            # below 0, or where there is nothing to hold back
+            hold = int(rng.integers(-3, 0 if starts else 9))
+            changed = schedule.replace(hold=hold)
     return None if changed is None else (reason, changed)
 
 
