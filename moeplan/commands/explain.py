@@ -26,6 +26,7 @@ from planner.documents import Plan
 from planner.host import host_words
 from planner.kv import writes_words
 from planner.profiles import load_profile
+from planner.threads import thread_words
 from solvers.errors import StaleError
 
 if TYPE_CHECKING:
@@ -90,6 +91,18 @@ def sentences(plan: Plan, found: Explanation) -> list[str]:
         *_hosting(plan, found),
         *_formats(plan, found),
         *_forms(plan),
+        *_threads(plan),
+    ]
+
+
+def _threads(plan: Plan) -> list[str]:
+    """Nothing where the profile did not ask."""
+    use = plan.policy.threads
+    if use is None:
+        return []
+    return [
+        f"Threads: {thread_words(use)}. The profile's times are with these, and a run has them, "
+        "too."
     ]
 
 

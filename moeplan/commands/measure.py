@@ -80,6 +80,10 @@ def profile(
         int | None,
         typer.Option("--seed", min=0, max=2**31 - 1, help="Seed of what is random (0)."),
     ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", help="Threads that compute, on a CPU (as many as measure best)."),
+    ] = None,
     refine: Annotated[
         Path | None,
         typer.Option("--refine", help="Correct the profile PROFILE_DIR by a run's trace."),
@@ -107,6 +111,7 @@ def profile(
         "--store": store,
         "--prompts": prompts,
         "--seed": seed,
+        "--threads": threads,
     }
     modes = {
         "--refine": refine is not None,
@@ -162,6 +167,7 @@ def profile(
             out,
             host_memory_bytes=held,
             paced_bytes_per_second=pace,
+            threads=threads,
             progress=progress,
             **shared,
         )
@@ -183,7 +189,9 @@ def _say_profile(reporter: Reporter, made: Profile, index: ProfileIndex, busy: f
         )
     )
     reporter.show(measured_table(made))
-    reasons = doubts(made, busy)
+    from executor.allocator import usable_cores
+
+    reasons = doubts(made, busy, usable_cores())
     if reasons:
         reporter.note(
             f"moeplan: numbers may be off: {'; '.join(reasons)}; other programs were busy, or the "
@@ -197,6 +205,7 @@ def _say_profile(reporter: Reporter, made: Profile, index: ProfileIndex, busy: f
             "channels": plain(made.hardware.channels),
             "routing_tokens": made.routing.tokens,
             "spread": spreads(made),
+            "threads": plain(made.costs.threads),
             **plain(index),
             "doubts": reasons,
         }

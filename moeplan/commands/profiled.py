@@ -10,6 +10,7 @@ from rich.table import Table
 from moeplan.output import human_bytes, human_time
 from planner.documents import Channel, Curve, Figure, Surface
 from planner.profiles import Profile
+from planner.threads import ratio_words, thread_words
 
 __all__ = ["doubts", "measured_table", "spreads"]
 
@@ -69,7 +70,7 @@ def spreads(made: Profile) -> dict[str, float]:
     return found
 
 
-def doubts(made: Profile, load_average: float) -> list[str]:
+def doubts(made: Profile, load_average: float, cores: int) -> list[str]:
     """Why the figures may be off, a sentence each; empty where nothing speaks against them.
 
     Parameters
@@ -78,9 +79,10 @@ def doubts(made: Profile, load_average: float) -> list[str]:
         The profile.
     load_average
         Of the last minute before it was measured.
+    cores
+        That this process may use.
     """
     reasons = []
-    cores = made.hardware.threads
     if load_average > cores:
         reasons.append(f"the load average was {load_average:.1f} on {cores} cores at the start")
     wide = {name: share for name, share in spreads(made).items() if share > _MOST_SPREAD}
@@ -130,6 +132,11 @@ def measured_table(made: Profile) -> Table:
         table.add_row(
             "writes of keys, values", words, f"± {_relative([writes.alone, writes.beside]):.0%}"
         )
+    threads = made.costs.threads
+    if threads is not None:
+        table.add_row("threads", thread_words(threads.use), "")
+        for name, (words, share) in ratio_words(threads.ratios).items():
+            table.add_row(name, f"times as fast as one: {words} rows", f"± {share:.0%}")
     add("reference", "a fixed operation, repeated: the machine's drift")
     return table
 

@@ -106,6 +106,37 @@ def test_refining_never_takes_the_old_ones_place(
     assert contents(made.profile) == before
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--hardware-only"], "--threads has no effect with --hardware-only"),
+        (["{checkpoint}", "--routing-only"], "--threads has no effect with --routing-only"),
+        (["{checkpoint}", "--refine", "trace.json"], "--threads has no effect with --refine"),
+        (["{checkpoint}", "--memory", "1GB", "--device", "cuda"], "no effect on what a GPU"),
+    ],
+)
+def test_threads_are_refused_where_they_have_no_effect(
+    options: list[str],
+    words: str,
+    tiny: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = [option.format(checkpoint=tiny) for option in options]
+    out = tmp_path / ("new.json" if "--hardware-only" in options else "new")
+    assert words in refused(capsys, "profile", *given, "--threads", 1, "--out", out)
+    assert not out.exists()
+
+
+def test_more_threads_than_cores_are_refused(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["profile", tiny, "--memory", "1GB", "--out", tmp_path / "new", "--threads"]
+    for count in (0, 4097):
+        assert f"{count} threads cannot compute here" in refused(capsys, *argv, count)
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_profile_that_was_changed_is_not_refined(
     made: SimpleNamespace, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,7 +20,7 @@ from moeplan import cli
 from moeplan.commands.explain import _forms, sentences
 from moeplan.options import parse_range
 from moeplan.plots import Chart, Line, TableOf, build_plots
-from planner.documents import ExpertError, FormName, HostCompute, Plan, load_document
+from planner.documents import ExpertError, FormName, HostCompute, Plan, ThreadUse, load_document
 from planner.explain import Explanation, Hosting, Prefetching, Price, Unit
 from planner.sweep import GroupPoint
 from solvers.errors import OptionError
@@ -213,7 +213,8 @@ def test_a_page_holds_what_it_is_given() -> None:
 
 def test_explain_as_typed(made: SimpleNamespace, command_json: Callable[..., Any]) -> None:
     found = command_json("explain", made.plan, "--time-limit", 0.3)
-    assert len(found["words"]) == 6
+    assert len(found["words"]) == 7
+    assert found["words"][6].startswith("Threads: ")
     assert found["words"][0].startswith("Why n = ")
     assert found["residents"] <= found["units"]
     assert found["memory_price"]["bound_after"] <= found["memory_price"]["bound_before"]
@@ -289,6 +290,9 @@ def test_the_words_follow_from_the_numbers(plan: Plan) -> None:
     )
     assert "read as they are come experts 2 of layer 1, for" in formats
     assert "take 5 ms a token with all of them compressed and 6 ms a token with none" in formats
+    threaded = replace(plan.policy, threads=ThreadUse(2, {"expert": 8}))
+    *_, threads = sentences(replace(plan, policy=threaded), found)
+    assert threads.startswith("Threads: 2 threads compute expert from 8 rows on; one thread comp")
     assert "do not fit: they need 488.3 KiB at least, of 976.6 KiB" in sentences(plan, tight)[0]
     # where it is a few bytes that are missing, rounded sizes would be the same
     nearly = replace(found.groups[0], fits=False, needed_bytes=1_000_010)

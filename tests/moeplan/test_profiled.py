@@ -8,8 +8,20 @@ from typing import Any, cast
 import pytest
 
 from moeplan.commands.profiled import doubts, measured_table, spreads
-from planner.documents import Channel, Curve, Figure, FormName, FormSlowdown, KvWrites, Surface
+from planner.documents import (
+    Channel,
+    Curve,
+    Figure,
+    FormName,
+    FormSlowdown,
+    KvWrites,
+    Surface,
+    ThreadRatio,
+    ThreadTimes,
+    ThreadUse,
+)
 from planner.profiles import Profile
+from planner.threads import thread_words
 
 
 def curve(*spread_ns: int) -> Curve:
@@ -27,6 +39,7 @@ def profile(
     cross: Surface | None = None,
     writes: KvWrites | None = None,
     forms: dict[FormName, FormSlowdown] | None = None,
+    threads: ThreadTimes | None = None,
 ) -> Profile:
     costs = SimpleNamespace(
         curves={"expert": curve(10, 20, 90), "head": curve(5)},
@@ -39,6 +52,7 @@ def profile(
         slowdown_by_kind={"expert": Figure(2.0, "measured", slowed, 5)},
         kv_writes=writes,
         form_slowdowns=forms,
+        threads=threads,
     )
     disk = Channel("disk", Figure(1e9, "measured", 2e8, 9), Figure(0.0, "measured"))
     hardware: Any = SimpleNamespace(channels=(disk,), threads=2)
@@ -69,11 +83,11 @@ def test_a_decoders_attention_to_its_prompts_is_told_apart() -> None:
 
 
 def test_a_quiet_machine_raises_no_doubt() -> None:
-    assert doubts(profile(), 2.0) == []
+    assert doubts(profile(), 2.0, 2) == []
 
 
 def test_wide_spreads_and_a_busy_machine_are_named() -> None:
-    assert doubts(profile(drift=64.0, attention=30, slowed=0.8), 3.25) == [
+    assert doubts(profile(drift=64.0, attention=30, slowed=0.8), 3.25, 2) == [
         "the load average was 3.2 on 2 cores at the start",
         "spread above 25%: reference 64%, attention, decode 30%, expert beside copies 40%",
     ]
@@ -100,6 +114,31 @@ def test_writes_of_keys_and_values_have_a_row_of_their_own() -> None:
     table = measured_table(profile(writes=KvWrites(alone, beside, lost)))
     words = list(table.columns[1].cells)
     assert words[at] == "40 us for 4.0 KiB, 200 us beside reads, which are 30 us later"
+
+
+def test_threads_are_told_with_what_they_were_chosen_by() -> None:
+    def ratio(rows: int, value: float, spread: float) -> ThreadRatio:
+        return ThreadRatio("expert", rows, 2, Figure(value, "measured", spread, 5))
+
+    use = ThreadUse(2, {"expert": 8, "shared_expert": 4, "head": 4})
+    chosen = ThreadTimes(use, (ratio(8, 1.5, 0.15), ratio(1, 0.5, 0.15)))
+    columns = measured_table(profile(threads=chosen)).columns
+    rows = list(zip(*(column.cells for column in columns), strict=True))
+    assert (
+        "threads",
+        "2 threads compute shared expert, head from 4 rows on; expert from 8 rows on; one thread "
+        "computes all else",
+        "",
+    ) in rows
+    # the median of 10% and 30%
+    told = ("2 threads, expert", "times as fast as one: 0.50 at 1, 1.50 at 8 rows", "± 20%")
+    assert told in rows
+
+
+def test_one_number_of_threads_for_everything() -> None:
+    assert thread_words(ThreadUse(1)) == "one thread computes everything"
+    every = ThreadUse(3, {"expert": 1, "head": 1})
+    assert thread_words(every) == "3 threads compute expert, head, of any size"
 
 
 def test_forms_beside_copies_have_spreads_too() -> None:
