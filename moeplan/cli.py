@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from moeplan.interrupts import hold_in_extensions
+from moeplan.streams import plain_width
 
 __all__ = ["entry", "main"]
 
@@ -37,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     # OpenMP threads must not spin while they wait; it is read when torch loads.
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    plain_width()
     arguments = list(sys.argv[1:] if argv is None else argv)
     hold_in_extensions()
 
@@ -124,6 +126,9 @@ def entry() -> None:
     """The ``moeplan`` program."""
     code = 0
     try:
+        from moeplan.streams import open_streams
+
+        open_streams()
         from moeplan.output import guard_stdout
 
         with guard_stdout():
@@ -136,9 +141,8 @@ def entry() -> None:
             print(json.dumps(error), flush=True)
         code = _INTERRUPTED
     except BrokenPipeError:
-        # the reader of our output has gone (head, less): nothing is wrong
+        # the reader of our output has gone (head, less): nothing is wrong by that
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        code = 0
     except OSError as error:
         if error.errno not in _REFUSED:
             raise

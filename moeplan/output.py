@@ -11,12 +11,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from moeplan.streams import Nobody
 from planner.documents import printable
 from solvers.errors import InputError, MoeplanError, RunError
 
@@ -113,6 +114,14 @@ def one_line(message: str) -> str:
 
 def _cut(word: str) -> str:
     return word if len(word) <= _MOST_WORD else f"{word[:60]}… ({len(word):,} characters)"
+
+
+class _Screen(Console):
+    """rich's console, which would end the program where nobody reads on."""
+
+    def on_broken_pipe(self) -> None:
+        """Tell whoever prints."""
+        raise BrokenPipeError
 
 
 class Steps:
@@ -214,7 +223,16 @@ class Reporter:
     def console(self) -> Console:
         """A rich console on stdout; 100 columns where stdout is no terminal."""
         width = None if self._stdout.isatty() or "COLUMNS" in os.environ else 100
-        return Console(file=self._stdout, width=width, highlight=False, soft_wrap=False)
+        return _Screen(file=self._stdout, width=width, highlight=False, soft_wrap=False)
+
+    @contextlib.contextmanager
+    def _read_or_not(self) -> Iterator[None]:
+        """Whoever reads stdout may have gone (head, less): what is left to do is done, files are
+        written, and nothing more is said."""
+        try:
+            yield
+        except BrokenPipeError:
+            self._stdout = cast("TextIO", Nobody())
 
     def show(self, renderable: Any) -> None:
         """Print for people: text or anything that rich draws.
@@ -226,17 +244,20 @@ class Reporter:
             return
         words = renderable.plain.split() if isinstance(renderable, Text) else ()
         long = max(map(len, words), default=0) > self.console.width
-        self.console.print(renderable, soft_wrap=long)
+        with self._read_or_not():
+            self.console.print(renderable, soft_wrap=long)
 
     def show_text(self, text: str) -> None:
         """Print text for people as it is, neither wrapped nor marked up."""
         if not self.as_json:
-            print(text, file=self._stdout)
+            with self._read_or_not():
+                print(text, file=self._stdout)
 
     def result(self, document: Any) -> None:
         """Print the JSON document, if that was asked for."""
         if self.as_json:
-            print(json.dumps(document, allow_nan=False), file=self._stdout, flush=True)
+            with self._read_or_not():
+                print(json.dumps(document, allow_nan=False), file=self._stdout, flush=True)
 
     def note(self, text: str) -> None:
         """One line on stderr."""
