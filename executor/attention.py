@@ -8,6 +8,7 @@ tile where they lie in it, and thrown away.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import add
 from typing import NamedTuple
 
 import torch
@@ -157,6 +158,12 @@ class Attention:
             step = -(-context // CONTEXT_STEPS)
             visible = min(-(-visible // step) * step, context)
         return visible
+
+    def reach(self) -> int:
+        """Columns of the context that this pass looks at or writes, of any sequence."""
+        state = self._state
+        written: int = max(map(add, state.past, state.counts))
+        return max(self._visible(0, state.sequences), min(written, state.columns))
 
     def _kept(self, first: int, stop: int) -> torch.Tensor:
         """Which tokens of each prompt are kept: [sequences, columns]."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from operator import add
 
 import torch
 
@@ -158,9 +159,9 @@ class Device:
         if policy.kv is not None:
             folder = source.store or source.checkpoint.folder
             self.spill = Spill(folder, *sizes, self.pacer, source.read_into)
-        self.units: Units = model_units(model, policy, *self._sizes())
-        # by slot: whether the dense part there came without keys and values
-        self._bare: dict[int, bool] = {}
+        self.units: Units = model_units(model, policy, self._sizes())
+        # by slot: bytes of keys and values that came with the dense part there
+        self._came: dict[int, int] = {}
         self._load_residents(progress)
         streamed = sorted(self.units.sizes.keys() - self.units.resident)
         self.memory.prepare(self.reader, [self._pieces(unit) for unit in streamed])
@@ -175,17 +176,25 @@ class Device:
             self.state = GroupState(self._arena, *sizes)
             self.operations = Operations(self.adapter, self.state, self.embedding, policy)
 
-    def _sizes(self) -> tuple[dict[Unit, int], dict[Unit, int]]:
-        """Bytes of all units; of dense parts alone, where keys and values lie below."""
-        model, policy = self.source.model, self.policy
-        sizes, short = dict(model_units(model, policy).sizes), {}
+    def _sizes(self) -> dict[Unit, int]:
+        """Bytes of all units; of dense parts with all keys and values that lie below."""
+        sizes = dict(model_units(self.source.model, self.policy).sizes)
         for unit in sizes:
             if unit.kind != "head":
                 sizes[unit] = self.source.size_bytes(unit, self._form(unit))
-            if self.spill is not None and unit.kind == "dense" and unit.stage in self.spill:
-                short[unit] = sizes[unit]
-                sizes[unit] = aligned(sizes[unit]) + self.spill.layer_bytes
-        return sizes, short
+        if self.spill is not None:
+            sizes |= self.start_sizes(self.spill.columns)
+        return sizes
+
+    def start_sizes(self, columns: int) -> dict[Unit, int]:
+        """Bytes that a pass copies of each dense part with keys and values below, where these have
+        so many columns by then."""
+        if self.spill is None:
+            return {}
+        kept = self.spill.columns_bytes(columns)
+        units = [Unit(layer, "dense", -1) for layer in self.spill.layers]
+        sizes = {unit: self.source.size_bytes(unit) for unit in units}
+        return {unit: aligned(size) + kept if kept else size for unit, size in sizes.items()}
 
     def _load_residents(self, progress: Callable[[int, int], None] | None) -> None:
         resident = sorted(self.units.resident)
@@ -253,7 +262,7 @@ class Device:
             self.memory.fetch(self.reader, self._pieces(unit), region, start, part, lane, then)
         if chunk.last:
             if unit.kind == "dense":
-                self._bare[chunk.slot] = stop <= size
+                self._came[chunk.slot] = max(stop - aligned(size), 0)
             self._check(unit, region)
 
     def _part(self, following: Following) -> Part | None:
@@ -285,11 +294,12 @@ class Device:
         self.adapter.bind(unit.stage, views)
         if self.spill is not None and slot is not None:
             at = self._kept_at(unit, slot)
-            count = self.spill.layer_bytes // self.dtype.itemsize
-            kept = self._arena.tensor(at, (count,), self.dtype)
-            if self._bare.get(slot, False):
-                # what lay there before: weights are no numbers that a masked column may hold
-                kept.zero_()
+            width = self.dtype.itemsize
+            kept = self._arena.tensor(at, (self.spill.layer_bytes // width,), self.dtype)
+            # beyond what came lies what was there before: weights are no numbers that a masked
+            # column may hold
+            reach = self.spill.columns_bytes(self.operations.reach())
+            kept[self._came.get(slot, 0) // width : reach // width].zero_()
             self.state.bind(unit.stage, *self.spill.views(kept))
 
     def _kept_at(self, unit: Unit, slot: int) -> int:
@@ -307,11 +317,16 @@ class Device:
             return 0
         kept, state = self._kept(unit, slot), self.state
         if state.begins:
-            return self.spill.write(unit.stage, kept)
+            longest = max(map(add, state.past, state.counts))
+            return self.spill.write(unit.stage, kept, min(longest, state.columns))
+        columns: dict[int, list[int]] = {}
+        for index, (count, past) in enumerate(zip(state.counts, state.past, strict=True)):
+            if count:
+                columns.setdefault(state.column(past), []).append(index)
+        # what lies between is what was read there, or nothing yet
         return sum(
-            self.spill.write_token(unit.stage, kept, index, state.column(past))
-            for index, (count, past) in enumerate(zip(state.counts, state.past, strict=True))
-            if count
+            self.spill.write_tokens(unit.stage, kept, column, some[0], some[-1] + 1)
+            for column, some in columns.items()
         )
 
     def expert(self, unit: Unit, slot: int | None) -> ExpertWeights:

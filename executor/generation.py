@@ -94,7 +94,7 @@ class Generation:
             needs = needs_of(recorded, device.source.model, device.policy)
         self._schedule = Schedule(device.policy, device.units, passes, needs=needs)
         # nothing has been written below yet
-        self._schedule.all_begin(0)
+        self._schedule.copies(0, device.start_sizes(0))
         self._transfers = device.memory.transfers(self._schedule, device.copy, self.recorder)
         self._runtime = Runtime(
             device,
@@ -136,6 +136,8 @@ class Generation:
             # a run that failed may have left what must not be met again: numbers that are none
             with torch.inference_mode():
                 state.clear_context()
+            if self._device.spill is not None:
+                self._device.spill.clear()
         state.clean = False
         # whatever came between making this and running it is no part of the run
         self.recorder.restart()
@@ -160,8 +162,7 @@ class Generation:
         begin = time.perf_counter_ns()
         device.operations.begin(group.counts, group.past, self._longest)
         number = len(self._pass_ns)
-        if self._all_end():
-            self._transfers.all_begin(number + 1)
+        self._transfers.copies(number + 1, device.start_sizes(self._columns_next()))
         alive, following = self._runtime.run_pass(number, group.tokens)
         group.check_finite(device.operations, alive, number)
         forced = device.forced_token
@@ -182,14 +183,17 @@ class Generation:
             self._decode_ns += elapsed
         return grown
 
-    def _all_end(self) -> bool:
-        """Whether all sequences of the next pass have their last token, so that others begin."""
-        pairs = zip(self._group.members, self._group.counts, strict=True)
-        return all(
-            len(self.results[member]) + 1 >= self._limits[member]
-            for member, count in pairs
-            if count
+    def _columns_next(self) -> int:
+        """Columns of keys and values that the pass behind the next one may look at: of the longest
+        sequence that does not have its last token by then; 0 where all have, so that others begin.
+        """
+        group = self._group
+        lengths = (
+            past + count
+            for member, past, count in zip(group.members, group.past, group.counts, strict=True)
+            if count and len(self.results[member]) + 1 < self._limits[member]
         )
+        return min(max(lengths, default=0), self._device.state.columns)
 
     def _draw(self, sampler: Sampler, alive: list[int], rows: list[torch.Tensor]) -> list[int]:
         members = self._group.members

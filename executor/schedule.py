@@ -80,7 +80,8 @@ class Schedule:
         self._chain_load: Load | None = None
         # by sequence: what the chain copies there instead of the plan's list
         self._instead: dict[int, tuple[Unit, ...]] = {}
-        self._short: set[int] = set()
+        # by pass: bytes of dense parts that are not those of ``units``
+        self._starts: dict[int, Mapping[Unit, int]] = {}
         self._flying: Load | None = None
         self._flying_bytes = 0
         self._arrivals = 0
@@ -224,8 +225,8 @@ class Schedule:
         self._instead[sequence] = (*begun, *dense, *fresh[: len(rest) - len(dense)])
 
     def _start(self, unit: Unit, slot: int, sequence: int, kind: str) -> Load:
-        short = self._units.short if sequence // self._stages in self._short else {}
-        size = short.get(unit, self._units.sizes[unit])
+        starts = self._starts.get(sequence // self._stages, {})
+        size = starts.get(unit, self._units.sizes[unit])
         load = self._loads[unit] = Load(unit, slot, sequence, kind, size)
         return load
 
@@ -255,9 +256,10 @@ class Schedule:
 
     # --- what compute asks and reports --------------------------------------------------------
 
-    def all_begin(self, pass_index: int) -> None:
-        """All sequences of a pass begin: said before compute enters the pass before it."""
-        self._short.add(pass_index)
+    def copies(self, pass_index: int, starts: Mapping[Unit, int]) -> None:
+        """How many bytes of dense parts, with keys and values, a pass copies, where it is not what
+        ``units`` says: told before compute enters the pass before it."""
+        self._starts[pass_index] = starts
 
     def enter(self, pass_index: int, stage: int) -> None:
         """Compute begins a stage; the stages follow one another without a gap."""
@@ -265,6 +267,8 @@ class Schedule:
         if sequence not in (self._sequence, self._sequence + 1):
             raise RuntimeError(f"stage {sequence} entered after {self._sequence}")
         self._sequence = sequence
+        if not stage:
+            self._starts.pop(pass_index - 1, None)
 
     def lead_begins(self) -> None:
         """The stage's dense part is there: until its router has spoken, copies may be held back.

@@ -1,7 +1,8 @@
 """Keys and values that lie below the device: a file without a name beside the weights.
 
-A layer's are laid token by token, each sequence in whole blocks, as they lie in the slot that they
-are copied to: a token's are written alone, from where attention put them.
+A layer's are laid column by column, in each those of all sequences, as they lie in the slot that
+they are copied to: as many columns as a pass needs are read at once, and new tokens in a column are
+written alone, from where attention put them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from executor.adapters.base import CacheShape
 from executor.direct import DirectFile, Pacer, ReadInto
 from planner.documents import ModelSpec, Policy, Workload
 from planner.documents.writing import is_too_large
-from planner.memory import ALIGNMENT_BYTES, group_sequences, kept_tokens, kv_sequence_bytes
+from planner.memory import ALIGNMENT_BYTES, aligned, group_sequences, kept_tokens, kv_layer_bytes
 from solvers.errors import OptionError, RunError
 
 __all__ = ["Spill", "SpillFile"]
@@ -58,6 +59,7 @@ class SpillFile:
         try:
             with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
                 os.posix_fallocate(file.fileno(), 0, size_bytes)
+                self._size_bytes = size_bytes
                 again = Path(f"/proc/self/fd/{file.fileno()}")
                 self._file = DirectFile(again, read_into)
                 direct = os.O_DIRECT if self._file.direct else 0
@@ -77,6 +79,20 @@ class SpillFile:
         self._file.read(target, at, len(target))
         self.bytes_read += len(target)
         self._pacer.wait(started, len(target))
+
+    def clear(self) -> None:
+        """All of it is zeros again.
+
+        Raises
+        ------
+        RunError
+            If its room was taken meanwhile.
+        """
+        try:
+            os.ftruncate(self._descriptor, 0)
+            os.posix_fallocate(self._descriptor, 0, self._size_bytes)
+        except OSError as error:
+            raise RunError(f"{self._file.path}: clearing it failed: {error.strerror}") from error
 
     def write(self, at: int, source: memoryview) -> None:
         """``source``, whole blocks, to the bytes from ``at`` on."""
@@ -112,8 +128,10 @@ class Spill:
 
     Attributes
     ----------
+    columns
+        Of each sequence at its longest.
     layer_bytes
-        Of one layer, for the largest group.
+        Room for one layer, for the largest group at its longest.
 
     Raises
     ------
@@ -132,8 +150,8 @@ class Spill:
         pacer: Pacer,
         read_into: ReadInto,
     ) -> None:
-        self._cache, self._dtype = cache, dtype
-        self._columns = kept_tokens(workload)
+        self._cache = cache
+        self.columns = kept_tokens(workload)
         self._sequences = group_sequences(policy, workload)
         self._places = {
             layer: at
@@ -141,11 +159,12 @@ class Spill:
                 index for index, one in enumerate(policy.layers) if not one.dense_resident
             )
         }
-        self._sequence_bytes = kv_sequence_bytes(model, 0, workload, dtype.itemsize)
         self._chunk_bytes = policy.chunk_bytes
         values = cache.key_heads * cache.key_size + cache.value_heads * cache.value_size
         self._token_values = values
-        self.layer_bytes = self._sequences * self._sequence_bytes
+        self._token_bytes = values * dtype.itemsize
+        self._column_bytes = self._sequences * self._token_bytes
+        self.layer_bytes = kv_layer_bytes(model, 0, self._sequences, workload, dtype.itemsize)
         size = len(self._places) * self.layer_bytes
         self._file = SpillFile(folder, size, pacer, read_into)
         self.close = self._file.close
@@ -155,28 +174,40 @@ class Spill:
         """So far."""
         return self._file.bytes_read
 
-    def __contains__(self, layer: int) -> bool:
-        return layer in self._places
+    @property
+    def layers(self) -> list[int]:
+        """Whose dense part streams."""
+        return list(self._places)
+
+    def columns_bytes(self, columns: int) -> int:
+        """Whole blocks that hold the first columns of a layer."""
+        return aligned(columns * self._column_bytes)
+
+    def clear(self) -> None:
+        """Forget what was written: a failed run may have left what are no numbers."""
+        self._file.clear()
 
     def read(self, layer: int, target: memoryview, start: int, size_bytes: int) -> None:
         """Bytes [start, start + size) of a layer into the same place of ``target``."""
         self._file.read(self._at(layer) + start, target[start : start + size_bytes])
 
-    def write(self, layer: int, memory: memoryview) -> int:
-        """All of a layer, from ``memory``; how many bytes."""
-        for start in range(0, self.layer_bytes, self._chunk_bytes):
-            stop = min(start + self._chunk_bytes, self.layer_bytes)
-            self._file.write(self._at(layer) + start, memory[start:stop])
-        return self.layer_bytes
+    def write(self, layer: int, memory: memoryview, columns: int) -> int:
+        """The first columns of a layer, from ``memory``; how many bytes."""
+        return self._write(layer, memory, 0, self.columns_bytes(columns))
 
-    def write_token(self, layer: int, memory: memoryview, sequence: int, column: int) -> int:
-        """The blocks that hold one token of a sequence; how many bytes."""
-        token = self._token_values * self._dtype.itemsize
-        start = sequence * self._sequence_bytes + column * token
-        first = start - start % ALIGNMENT_BYTES
-        stop = -(-(start + token) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        self._file.write(self._at(layer) + first, memory[first:stop])
-        return stop - first
+    def write_tokens(
+        self, layer: int, memory: memoryview, column: int, first: int, stop: int
+    ) -> int:
+        """The blocks that hold a column of sequences [first, stop); how many bytes."""
+        begin = column * self._column_bytes + first * self._token_bytes
+        end = begin + (stop - first) * self._token_bytes
+        return self._write(layer, memory, begin - begin % ALIGNMENT_BYTES, aligned(end))
+
+    def _write(self, layer: int, memory: memoryview, begin: int, end: int) -> int:
+        for start in range(begin, end, self._chunk_bytes):
+            stop = min(start + self._chunk_bytes, end)
+            self._file.write(self._at(layer) + start, memory[start:stop])
+        return end - begin
 
     def _at(self, layer: int) -> int:
         return self._places[layer] * self.layer_bytes
@@ -184,11 +215,11 @@ class Spill:
     def views(self, slot: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [sequences, heads, columns, size] in a slot's bytes (of ``dtype``)."""
         cache = self._cache
-        rows = slot.view(self._sequences, -1)[:, : self._columns * self._token_values]
-        tokens = rows.view(self._sequences, self._columns, self._token_values)
+        used = self.columns * self._sequences * self._token_values
+        tokens = slot[:used].view(self.columns, self._sequences, -1).transpose(0, 1)
         split = cache.key_heads * cache.key_size
         keys, values = tokens[..., :split], tokens[..., split:]
-        shape = self._sequences, self._columns
+        shape = self._sequences, self.columns
         return (
             keys.view(*shape, cache.key_heads, cache.key_size).transpose(1, 2),
             values.view(*shape, cache.value_heads, cache.value_size).transpose(1, 2),

@@ -76,7 +76,6 @@ class GroupState:
         self._kept = {layer: at for at, layer in enumerate(kept)}
         self._below = frozenset(range(layers)) - frozenset(kept)
         self._copied: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._blank: set[int] = set()
         places = len(kept) * self.capacity * self.columns
         keys = places * cache.key_heads * cache.key_size
         values = places * cache.value_heads * cache.value_size
@@ -127,10 +126,10 @@ class GroupState:
         return self.counts[index] > 0 and self.past[index] > 0
 
     def clear_context(self) -> None:
-        """Forget all keys and values; so nothing computed from a masked column is no number."""
+        """Forget all keys and values that stay; so nothing computed from a masked column is no
+        number."""
         self._keys.zero_()
         self._values.zero_()
-        self._blank = set(self._below)
 
     @property
     def behind(self) -> list[int]:
@@ -195,10 +194,6 @@ class GroupState:
         """Where a layer's keys and values have been copied to, all of [sequences, heads, columns,
         size], if they lie below."""
         self._copied[layer] = keys, values
-        if layer in self._blank:
-            self._blank.discard(layer)
-            keys.zero_()
-            values.zero_()
 
     def logits(self, count: int, vocab_size: int) -> list[torch.Tensor]:
         """Room for ``count`` rows of logits, in tensors [some of them, vocabulary].

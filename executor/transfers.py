@@ -163,10 +163,10 @@ class Transfers:
                 self._failure = CancelledError("the run was cancelled")
             self._changed.notify_all()
 
-    def all_begin(self, pass_index: int) -> None:
-        """All sequences of a pass begin: said before the pass before it."""
+    def copies(self, pass_index: int, starts: Mapping[Unit, int]) -> None:
+        """How many bytes of dense parts a pass copies: told before the pass before it."""
         with self._changed:
-            self._schedule.all_begin(pass_index)
+            self._schedule.copies(pass_index, starts)
 
     def enter(self, pass_index: int, stage: int) -> None:
         """Compute begins a stage."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from planner.documents import ModelSpec, Policy
@@ -34,22 +34,18 @@ class Units:
     layers
         Number of decoder layers; the head is the stage after the last.
     sizes
-        Bytes that each unit's copy moves.
+        Bytes that each unit's copy moves: of a dense part with keys and values below, at most.
     resident
         Units that are never copied during a run.
     chain
         For each stage, what the chain copies there, in order: the dense part, then prefetches (in
         the stage of the head: its streamed tiles).
-    short
-        Bytes of dense parts in passes in which all sequences begin, where they are fewer: keys and
-        values that nothing has been written to are not copied.
     """
 
     layers: int
     sizes: Mapping[Unit, int]
     resident: frozenset[Unit]
     chain: tuple[tuple[Unit, ...], ...]
-    short: Mapping[Unit, int] = field(default_factory=dict)
 
 
 def head_tile_span(model: ModelSpec, policy: Policy, tile: int) -> tuple[int, int]:
@@ -62,7 +58,6 @@ def model_units(
     model: ModelSpec,
     policy: Policy,
     sizes: Mapping[Unit, int] | None = None,
-    short: Mapping[Unit, int] | None = None,
 ) -> Units:
     """Units of ``model`` under ``policy``; ``sizes`` are the model's own bytes if not given."""
     count = len(model.layers)
@@ -91,7 +86,7 @@ def model_units(
             tiles.append(unit)
     chain.append(tuple(tiles))
     sizes = own if sizes is None else sizes
-    return Units(count, sizes, frozenset(resident), tuple(chain), short or {})
+    return Units(count, sizes, frozenset(resident), tuple(chain))
 
 
 def check_policy(model: ModelSpec, policy: Policy) -> None:

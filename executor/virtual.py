@@ -7,9 +7,10 @@ replay (``solvers.replay``) follows the same rules by its own code; the two agre
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Literal
 
 from executor.schedule import Chunk, Named, Schedule
@@ -68,7 +69,7 @@ def run_virtual(
     units: Units,
     passes: Sequence[Sequence[VirtualStage]],
     chunk_ns: Callable[[Unit, int], int],
-    begin: Iterable[int] = (),
+    starts: Mapping[int, Mapping[Unit, int]] = MappingProxyType({}),
     credit: Credit | None = None,
 ) -> VirtualResult:
     """Run ``passes`` on a virtual clock.
@@ -81,8 +82,8 @@ def run_virtual(
         For each pass its stages: the layers, then the head.
     chunk_ns
         Duration of a chunk, from its unit and its bytes.
-    begin
-        Passes in which all sequences begin.
+    starts
+        By pass: bytes of dense parts of which it copies another number than ``units.sizes`` says.
     credit
         By how much a channel that has rested is ahead of ``chunk_ns``.
 
@@ -91,7 +92,7 @@ def run_virtual(
     RunError
         If compute waits for a copy that can never start.
     """
-    return _Virtual(policy, units, passes, chunk_ns, begin, credit).run()
+    return _Virtual(policy, units, passes, chunk_ns, starts, credit).run()
 
 
 def _needs(units: Units, passes: Sequence[Sequence[VirtualStage]]) -> dict[Unit, list[int]]:
@@ -113,7 +114,7 @@ class _Virtual:
         units: Units,
         passes: Sequence[Sequence[VirtualStage]],
         chunk_ns: Callable[[Unit, int], int],
-        begin: Iterable[int],
+        starts: Mapping[int, Mapping[Unit, int]],
         credit: Credit | None,
     ) -> None:
         self._units = units
@@ -122,8 +123,8 @@ class _Virtual:
         self._now = 0
         needs = _needs(units, passes) if policy.eviction == "belady" else None
         self._schedule = Schedule(policy, units, len(passes), lambda: self._now, needs)
-        for index in begin:
-            self._schedule.all_begin(index)
+        for index, sizes in starts.items():
+            self._schedule.copies(index, sizes)
         self._flying: Chunk | None = None
         self._ends = 0
         self._bucket = credit

@@ -12,6 +12,7 @@ see ``Factors``. A paced link takes at least bytes over its pace.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Literal
@@ -34,18 +35,16 @@ from planner.documents import (
 from planner.factors import Factors, LeadTimes
 from planner.form_costs import expert_curve, form_places, slowdown_of
 from planner.host import host_times
-from planner.kv import Written, write_price, written_layer, written_tokens
+from planner.kv import write_price
+from planner.kv_copies import KvCopies
 from planner.memory import (
     EXPERT_TILE_ROWS,
     account_device,
-    aligned,
     default_head_tiling,
     dense_slot_bytes,
     head_tile_bytes,
     held_expert_bytes,
     held_form_bytes,
-    kv_layer_bytes,
-    kv_token_bytes,
     slot_bytes,
 )
 from planner.profiles import Profile
@@ -77,8 +76,8 @@ class Encoding:
     chunk_bytes
         Piece of a copy.
     kv
-        Where keys and values lie, as in ``Policy``: with ``below`` a layer's are part of its start
-        unit.
+        Where keys and values lie, as in ``Policy``: with ``below`` those that a layer has by then
+        are part of its start unit.
     raw
         By layer: experts read as they are, of a store that has them compressed, too; empty: none.
     """
@@ -156,17 +155,19 @@ class Encoding:
 
     # Problem -----------------------------------------------------------------------------------
 
-    def stages(self, factors: Factors) -> tuple[Stage, ...]:
-        """Units with their sizes and copy times."""
+    def stages(self, factors: Factors, shapes: Iterable[PassShape] = ()) -> tuple[Stage, ...]:
+        """Units with their sizes and copy times, and start units as passes of these shapes copy
+        them, numbered as ``scenarios`` does."""
         model = self.profile.model
+        kept = self.kept
+        every = kept.numbers(shapes)
         stages = []
         for layer in model.layers:
-            kv_bytes, short = self.kv_bytes(layer.index), None
-            held = dense_slot_bytes(model, layer.index) + kv_bytes
-            dense = self._unit("dense", layer.dense_bytes, held, factors.copy)
-            if kv_bytes:
-                short, size = dense, aligned(layer.dense_bytes) + kv_bytes
-                dense = self._unit("dense", size, held, factors.copy)
+            held = dense_slot_bytes(model, layer.index) + kept.room_bytes(layer.index)
+            dense, *short = (
+                self._unit("dense", kept.start_bytes(layer.index, columns), held, factors.copy)
+                for columns in (None, *every)
+            )
             held = held_expert_bytes(layer)
             own = self.profile.forms[layer.index] if self.profile.forms else ()
             forms = own or (OWN,) * layer.experts
@@ -174,7 +175,7 @@ class Encoding:
             items = [units[form] for form in forms]
             for item in self.raw[layer.index] if self.raw else ():
                 items[item] = self._unit("raw", layer.expert_bytes, held, factors.raw)
-            stages.append(Stage(dense, tuple(items), short_start=short))
+            stages.append(Stage(dense, tuple(items), short_starts=tuple(short)))
         rows, tiles = self.tiling
         row_bytes = model.hidden_size * self.dtype_bytes
         held = head_tile_bytes(model, rows, self.dtype_bytes)
@@ -188,38 +189,31 @@ class Encoding:
         held = held_form_bytes(model, layer, form)
         return self._unit("expert", model.form_bytes(layer, form), held, factor)
 
-    def kv_bytes(self, layer: int) -> int:
-        """Keys and values of a layer that are copied with its dense part, where that streams."""
-        if self.kv is None:
-            return 0
-        model = self.profile.model
-        return kv_layer_bytes(model, layer, self.group, self.workload, self.dtype_bytes)
+    @cached_property
+    def kept(self) -> KvCopies:
+        """What copies bring of keys and values."""
+        model, workload, below = self.profile.model, self.workload, self.kv is not None
+        sizes = self.group, self.dtype_bytes, self.chunk_bytes
+        return KvCopies(model, workload, *sizes, below)
 
-    @property
-    def all_kv_bytes(self) -> int:
-        """Keys and values of all layers, where they are copied."""
-        return sum(map(self.kv_bytes, range(len(self.profile.model.layers))))
-
-    def kv_written(self, shape: PassShape, layer: int) -> Written:
-        """What attention added to them: all in prefill, in decode a token of each sequence."""
-        if self.kv is None or shape.phase == "prefill":
-            return written_layer(self.kv_bytes(layer), self.chunk_bytes)
-        token = kv_token_bytes(self.profile.model, layer, self.dtype_bytes)
-        return written_tokens(token, shape.sequences)
+    def start_ns(self, shape: PassShape, layer: int) -> int:
+        """What copying a layer's start unit takes in a pass, alone."""
+        size = self.kept.start_bytes(layer, self.kept.columns(shape))
+        return self._unit("dense", size, 0, 1.0).copy_ns
 
     def write_kv_ns(self, shape: PassShape, layer: int, factors: Factors) -> int:
         """Writing that back, where it lies below."""
         as_read = partial(self.copy_ns, factor=factors.copy)
         paced, factor = self.link.paced_bytes_per_second, factors.of(shape.phase)
         price = write_price(self.profile.costs, factor, paced, as_read)
-        return self.kv_written(shape, layer).total_ns(price)
+        return self.kept.written(shape, layer).total_ns(price)
 
     def lost_beside_ns(self, shape: PassShape, layer: int) -> int:
         """By how much the channel is later for these writes, where it reads all the while."""
         writes = self.profile.costs.kv_writes
-        if self.kv is None or writes is None or writes.lost is None:
+        if writes is None or writes.lost is None:
             return 0
-        return self.kv_written(shape, layer).total_ns(writes.lost)
+        return self.kept.written(shape, layer).total_ns(writes.lost)
 
     def _unit(self, kind: UnitKind, size_bytes: int, held_bytes: int, factor: float) -> Unit:
         chunks = max(-(-size_bytes // self.chunk_bytes), 1)
@@ -287,12 +281,13 @@ class Encoding:
             mean[:, moe, : counts.shape[2]] = mean_demanded
             mean[:, -1, tiles:] = 0.0
         weight = np.array([one.weight for one in shapes], dtype=np.int64)
-        # where sequences begin, nothing has been written below yet
-        begin = None if self.kv is None else np.array([one.phase == "prefill" for one in shapes])
+        # what has been written below by then: where sequences begin, nothing
+        kept, numbers = self.kept, self.kept.numbers(shapes)
+        short = np.array([numbers.get(kept.columns(one), 0) for one in shapes], dtype=np.int64)
         wrote = None if self.kv is None else back
         host = host_times(self.profile.hardware, self.profile.costs, demand)
         times = prologue, lead, demand, work, epilogue, weight, mean, run_starts, wrote, host
-        return Scenarios(*times, begin)
+        return Scenarios(*times, None if self.kv is None else short)
 
     @cached_property
     def _places(self) -> dict[FormName, npt.NDArray[np.bool_]]:

@@ -176,7 +176,7 @@ class Candidate:
             weight = np.array([self.objective.weight(shape) for shape in shapes], dtype=np.int64)
             scenarios = scenarios.with_weight(np.tile(weight, scenarios.passes // len(shapes)))
         return Problem(
-            self.encoding.stages(self.factors),
+            self.encoding.stages(self.factors, self.shapes(which)),
             scenarios,
             max(self.encoding.capacity_bytes, 0),
             self.encoding.slot_bytes,
@@ -309,7 +309,7 @@ def kv_places(profile: Profile, kv: Place) -> list[_Below]:
 
 def _kv(profile: Profile, workload: Workload, group: int) -> int:
     """Bytes of a group's keys and values in all layers."""
-    return Encoding(profile, workload, 1, group, 0, CHUNK_BYTES[0], "below").all_kv_bytes
+    return Encoding(profile, workload, 1, group, 0, CHUNK_BYTES[0], "below").kept.all_bytes
 
 
 def _of_group(

@@ -21,8 +21,8 @@ __all__ = [
     "share_beside",
     "write_price",
     "writes_words",
+    "written_column",
     "written_layer",
-    "written_tokens",
 ]
 
 Place = Literal["auto", "device", "below"]
@@ -104,23 +104,23 @@ def write_price(
 
 
 def written_layer(size_bytes: int, chunk_bytes: int) -> Written:
-    """All of a layer's keys and values, in chunks: where sequences begin."""
+    """Keys and values of a layer, in chunks: where sequences begin."""
     whole, rest = divmod(size_bytes, chunk_bytes)
     return Written(tuple((size, n) for size, n in ((chunk_bytes, whole), (rest, 1)) if size and n))
 
 
-def written_tokens(token_bytes: int, sequences: int) -> Written:
-    """The blocks that hold one token of each sequence: the mean over the columns that it may have.
+def written_column(column_bytes: int, size_bytes: int, chunk_bytes: int) -> Written:
+    """The blocks that hold the first bytes of a column, in which the newest tokens of all sequences
+    lie that are equally long: the mean over the columns that they may have.
 
-    Tokens lie one behind the other, so some begin in one block and end in the next.
+    Columns lie one behind the other, so some begin in one block and end in the next.
     """
-    columns = ALIGNMENT_BYTES // math.gcd(token_bytes, ALIGNMENT_BYTES)
-    blocks = Counter(
-        -(-(column + 1) * token_bytes // ALIGNMENT_BYTES) - column * token_bytes // ALIGNMENT_BYTES
-        for column in range(columns)
-    )
-    sizes = ((count * ALIGNMENT_BYTES, sequences * blocks[count]) for count in sorted(blocks))
-    return Written(tuple(sizes), columns)
+    columns = ALIGNMENT_BYTES // math.gcd(column_bytes, ALIGNMENT_BYTES)
+    writes: Counter[int] = Counter()
+    for begin in range(0, columns * column_bytes, column_bytes):
+        blocks = -(-(begin + size_bytes) // ALIGNMENT_BYTES) - begin // ALIGNMENT_BYTES
+        writes.update(dict(written_layer(blocks * ALIGNMENT_BYTES, chunk_bytes).sizes))
+    return Written(tuple(sorted(writes.items())), columns)
 
 
 def kv_stays(model: ModelSpec, device: str) -> str | None:

@@ -77,8 +77,8 @@ __all__ = [
     "held_expert_bytes",
     "held_form_bytes",
     "kept_tokens",
+    "kv_columns_bytes",
     "kv_layer_bytes",
-    "kv_sequence_bytes",
     "kv_token_bytes",
     "operation_bytes",
     "outside_bytes",
@@ -184,17 +184,21 @@ def kv_token_bytes(model: ModelSpec, layer: int, dtype_bytes: int) -> int:
     return model.layers[layer].kv_bytes_per_token // model.dtype_bytes * dtype_bytes
 
 
-def kv_sequence_bytes(model: ModelSpec, layer: int, workload: Workload, dtype_bytes: int) -> int:
-    """Keys and values of one sequence in one layer where they are copied: token by token, in whole
-    blocks, so that a token's can be written alone."""
-    return aligned(kept_tokens(workload) * kv_token_bytes(model, layer, dtype_bytes))
-
-
 def kv_layer_bytes(
     model: ModelSpec, layer: int, sequences: int, workload: Workload, dtype_bytes: int
 ) -> int:
-    """Likewise, of a group of so many sequences: what a copy brings beside a dense part."""
-    return sequences * kv_sequence_bytes(model, layer, workload, dtype_bytes)
+    """Room for the keys and values of a group of so many sequences in one layer where they are
+    copied: in whole blocks for each sequence, at its longest."""
+    columns = kept_tokens(workload)
+    return sequences * aligned(columns * kv_token_bytes(model, layer, dtype_bytes))
+
+
+def kv_columns_bytes(
+    model: ModelSpec, layer: int, sequences: int, columns: int, dtype_bytes: int
+) -> int:
+    """What a copy brings of them where each sequence has so many tokens: they lie column by column,
+    in each those of all sequences, so these are the first blocks."""
+    return aligned(columns * sequences * kv_token_bytes(model, layer, dtype_bytes))
 
 
 def start_slot_bytes(

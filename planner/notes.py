@@ -93,16 +93,19 @@ def _keys_values(
     streams = [index for index, layer in enumerate(policy.layers) if not layer.dense_resident]
     if not streams:
         return "keys and values all stay on the device: every dense part does"
-    size = sum(map(encoding.kv_bytes, streams))
+    size = sum(map(encoding.kept.room_bytes, streams))
     least = smallest_budget_bytes(encoding.profile, encoding.workload, "device")
     why = "with all of them on the device "
     if least > memory.capacity_bytes:
         why += f"nothing works below {typed_size(least)}"
     else:
-        why += f"{encoding.all_kv_bytes / memory.capacity_bytes:.0%} of the budget would go to them"
+        why += (
+            f"{encoding.kept.all_bytes / memory.capacity_bytes:.0%} of the budget would go to them"
+        )
     return (
         f"keys and values of {len(streams)} of {len(policy.layers)} layers lie below the device, "
-        f"and each pass copies them with the dense parts, {typed_size(size)} in all: {why}; "
+        f"and each pass copies those that exist by then with the dense parts, at the longest "
+        f"{typed_size(size)}: {why}; "
         f"{writes_words(encoding.profile.costs, predicted.totals)}"
     )
 

@@ -102,9 +102,7 @@ def _beside_writes(encoding: Encoding, shapes: tuple[PassShape, ...]) -> tuple[I
         return nothing, nothing
     weight = np.array([[one.weight] for one in shapes], dtype=np.int64)
     lost = [[encoding.lost_beside_ns(one, layer) for layer in layers] for one in shapes]
-    stages = encoding.stages(Factors())
-    units = [[stage.start_in(one.phase == "prefill") for stage in stages[:-1]] for one in shapes]
-    starts = [[unit.copy_ns if unit else 0 for unit in row] for row in units]
+    starts = [[encoding.start_ns(one, layer) for layer in layers] for one in shapes]
     both = (weight * np.array(one, dtype=np.int64) for one in (lost, starts))
     return next(both), next(both)
 

@@ -232,7 +232,7 @@ def _computed(judged: Judged, times: StageTimes, streams: bool) -> list[Event]:
 
     def add(kind: str, item: int, start: int, end: int, rows: int) -> None:
         layer = -1 if kind == "embed" else stage
-        size = encoding.kv_written(shape, stage).size_bytes if kind == "write_kv" else 0
+        size = encoding.kept.written(shape, stage).size_bytes if kind == "write_kv" else 0
         events.append(Event(kind, "compute", times.pass_index, layer, item, start, end, rows, size))
 
     if stage == 0:

@@ -26,8 +26,8 @@ from solvers.checker import Violation, check_schedule
 from solvers.errors import InputError
 
 _KV_OTHERWISE = (
-    "keys and values lie below, which earlier versions reckoned otherwise (reads in prefill, "
-    "copies beside writes, bounds): plan again"
+    "keys and values lie below, which earlier versions reckoned otherwise (what is copied and "
+    "written, copies beside writes, bounds): plan again"
 )
 
 __all__ = ["candidate_of", "check_account", "check_prediction"]

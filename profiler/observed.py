@@ -59,6 +59,9 @@ class Observed:
         Piece of a copy, and of a write of all keys and values of a layer.
     forms
         Of each layer's experts, of a store that has several; empty: all are as in the checkpoint.
+    lengths
+        How many lengths the prompts have: in decode so many writes bring back what is new of a
+        layer's keys and values. 0 where nobody knows: then one for each sequence.
     """
 
     events: tuple[Event, ...]
@@ -69,6 +72,7 @@ class Observed:
     encoder: int = 0
     chunk_bytes: int = 1 << 20
     forms: Forms = ()
+    lengths: int = 0
 
     def form(self, event: Event) -> FormName:
         """In which form an operation computes an expert; the checkpoint's own for all others."""
@@ -116,10 +120,12 @@ def surface_of(run: Observed, event: Event) -> tuple[SurfaceName, int, int] | No
 
 
 def written(run: Observed, event: Event) -> Written:
-    """The writes of a ``write_kv``: chunks where sequences begin, else some blocks for each."""
-    if run.phase(event) == "prefill":
+    """The writes of a ``write_kv``: chunks where sequences begin or all are equally long, else some
+    blocks for each length of prompts."""
+    if run.phase(event) == "prefill" or run.lengths == 1:
         return written_layer(event.size_bytes, run.chunk_bytes)
-    return Written(((event.size_bytes // event.rows, event.rows),))
+    writes = min(run.lengths or event.rows, event.rows)
+    return Written(((event.size_bytes // writes, writes),))
 
 
 def _writing_ns(costs: CostProfile, run: Observed, event: Event, share: float) -> int | None:

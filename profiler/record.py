@@ -222,6 +222,7 @@ def record_routing(
                     policy.head_tiles,
                     uniform=len(lengths) == 1,
                     encoder=model.encoder_depth,
+                    lengths=len(lengths),
                 )
             )
     return Recording(_joined(parts, workload.requests), tuple(tokens), tuple(observed))

@@ -150,6 +150,8 @@ def observed(trace: Trace, encoder: int = 0) -> Observed:
         encoder=encoder,
         chunk_bytes=trace.chunk_bytes or 1,
         forms=trace.forms or (),
+        # as many tokens as of that many prompts of one length: there is nothing that says more
+        lengths=int(tokens[0] % alive[0] == 0),
     )
 
 

@@ -11,6 +11,7 @@ for all. Time is bounded only through the larger of copies and computation.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from fractions import Fraction
 
 import numpy as np
@@ -78,7 +79,8 @@ def least_copied(problem: Problem, counted: npt.NDArray[np.bool_]) -> int:
     """
     held: dict[tuple[int, int], int] = {}
     rates: list[Fraction] = []
-    short = sum(counted.tolist()[at] for at, one in enumerate(problem.scenarios.shortened) if one)
+    numbers = zip(counted.tolist(), problem.scenarios.shortened, strict=True)
+    short = Counter(number for counts, number in numbers if counts and number)
     left_out = 0
     for index, stage in enumerate(problem.stages):
         named = [(START, stage.start)] if stage.start is not None else []
@@ -89,10 +91,10 @@ def least_copied(problem: Problem, counted: npt.NDArray[np.bool_]) -> int:
             if held[index, item]:
                 cost = unit.size_bytes if problem.measure == "bytes" else unit.copy_ns
                 rates.append(Fraction(cost, held[index, item]))
-                less = stage.short_start if item == START and short else None
-                if less is not None:
+                for number, passes in short.items() if item == START else ():
+                    less = stage.start_in(number) or unit
                     size = min(held[index, item], less.size_bytes)
-                    left_out += short * (held[index, item] - size)
+                    left_out += passes * (held[index, item] - size)
                     cost = less.size_bytes if problem.measure == "bytes" else less.copy_ns
                     rates += [Fraction(cost, size)] if size else []
     if not rates:

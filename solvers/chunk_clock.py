@@ -43,16 +43,17 @@ class ChunkClock:
         # of each set: the last stage that start units may be copied of for now; None: any
         self._farthest: Int64 | None = None
         self._slots, self._start_slots = slots, start_slots
-        # of each stage's start unit, whole and short: chunks, how long one takes, how much longer
-        # the last one
-        starts = [[s.start_in(short) for s in problem.stages] for short in (False, True)]
+        # of each stage's start unit, whole and short ones: chunks, how long one takes, how much
+        # longer the last one
+        kinds = problem.start_kinds
+        starts = [[s.start_in(short) for s in problem.stages] for short in kinds]
         self._units: Int64 = np.array(
             [
                 [(u.chunks, u.chunk_ns, u.last_ns - u.chunk_ns) if u else (0, 0, 0) for u in row]
                 for row in starts
             ],
             dtype=np.int64,
-        ).reshape(2, len(problem.stages), 3)
+        ).reshape(len(kinds), len(problem.stages), 3)
         # the same of a run's stages, and nothing beyond its end
         self._chunks = self._chunk = self._more = np.zeros(1, dtype=np.int64)
         self._here = self._end = 0

@@ -72,29 +72,31 @@ class Stage:
     sequential
         Residents are the first items, all others are prefetched in index order, and work goes in
         index order (the tiles of an output projection).
-    short_start
-        What is copied instead of ``start``, no more of it, in the passes of ``Scenarios.short``;
-        None: the same as in all others. It takes a start unit's slot all the same.
+    short_starts
+        What is copied instead of ``start``, no more of it, in the passes for which
+        ``Scenarios.short`` says which of them; empty: the same in all passes. It takes a start
+        unit's slot all the same.
     """
 
     start: Unit | None
     items: tuple[Unit, ...]
     sequential: bool = False
-    short_start: Unit | None = None
+    short_starts: tuple[Unit, ...] = ()
 
     def __post_init__(self) -> None:
-        start, short = self.start, self.short_start
-        if short is not None and (
-            start is None
-            or start.held_bytes != short.held_bytes
-            or start.size_bytes < short.size_bytes
-            or start.copy_ns < short.copy_ns
-        ):
-            raise OptionError(f"a short start unit is more than the whole one: {short}")
+        start = self.start
+        for short in self.short_starts:
+            if (
+                start is None
+                or start.held_bytes != short.held_bytes
+                or start.size_bytes < short.size_bytes
+                or start.copy_ns < short.copy_ns
+            ):
+                raise OptionError(f"a short start unit is more than the whole one: {short}")
 
-    def start_in(self, short: bool) -> Unit | None:
-        """The start unit's copy in a pass that is short, or not."""
-        return self.short_start if short and self.short_start is not None else self.start
+    def start_in(self, short: int) -> Unit | None:
+        """The start unit's copy in a pass, by its number in ``Scenarios.short``."""
+        return self.short_starts[short - 1] if short and self.short_starts else self.start
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +130,8 @@ class Scenarios:
         [passes, stages, items]: time of the work on each demanded item where it lies, on the host,
         with what its rows take there and back; None: there is no host that works.
     short
-        [passes]: whether stages copy their ``short_start``; None: none does.
+        [passes]: 0 where stages copy their whole ``start``, else, counted from 1, which of their
+        ``short_starts`` instead; None: all are whole.
     """
 
     prologue_ns: Int64
@@ -141,7 +144,7 @@ class Scenarios:
     run_starts: tuple[int, ...] = (0,)
     start_lead_ns: Int64 | None = None
     host_work_ns: Int64 | None = None
-    short: npt.NDArray[np.bool_] | None = None
+    short: Int64 | None = None
 
     def __post_init__(self) -> None:
         passes, stages, _ = self.demand.shape
@@ -157,6 +160,8 @@ class Scenarios:
         if self.short is not None:
             if self.short.shape != (passes,):
                 raise OptionError(f"scenarios: short is not [{passes}]")
+            if passes and int(self.short.min()) < 0:
+                raise OptionError("scenarios: short has a negative entry")
             self.short.setflags(write=False)
         always = ("prologue_ns", "lead_ns", "demand", "work_ns", "epilogue_ns", "weight")
         for name in (*always, *back, *host):
@@ -179,9 +184,9 @@ class Scenarios:
         return int(self.demand.shape[0])
 
     @cached_property
-    def shortened(self) -> list[bool]:
-        """[passes]: ``short``, False without."""
-        return [False] * self.passes if self.short is None else self.short.tolist()
+    def shortened(self) -> list[int]:
+        """[passes]: ``short``, 0 without."""
+        return [0] * self.passes if self.short is None else self.short.tolist()
 
     @cached_property
     def order(self) -> list[list[list[tuple[int, int]]]]:
@@ -296,6 +301,10 @@ class Problem:
                 raise OptionError(f"stage {index} has more items than the scenarios' arrays")
             if self.scenarios.demand[:, index, len(stage.items) :].any():
                 raise OptionError(f"stage {index}: an item is demanded that does not exist")
+            if stage.short_starts and max(self.scenarios.shortened, default=0) > len(
+                stage.short_starts
+            ):
+                raise OptionError(f"stage {index}: a pass copies a start unit that does not exist")
 
     def _refuse_correction(self, table: Int64) -> None:
         if self.measure != "time":
@@ -334,15 +343,20 @@ class Problem:
             table[index, : len(stage.items)] = [item.held_bytes for item in stage.items]
         return table
 
+    @property
+    def start_kinds(self) -> range:
+        """The numbers that passes have in ``Scenarios.short``, and those below."""
+        return range(max(self.scenarios.shortened, default=0) + 1)
+
     @cached_property
     def pass_start_ns(self) -> Int64:
         """[passes, stages]: duration of each start unit's copy; 0 where there is none."""
         rows = [
             [unit.copy_ns if (unit := s.start_in(short)) else 0 for s in self.stages]
-            for short in (False, True)
+            for short in self.start_kinds
         ]
-        both: Int64 = np.array(rows, dtype=np.int64).reshape(2, len(self.stages))
-        return both[np.array(self.scenarios.shortened, dtype=np.int64)]
+        every: Int64 = np.array(rows, dtype=np.int64).reshape(len(rows), len(self.stages))
+        return every[np.array(self.scenarios.shortened, dtype=np.int64)]
 
     @cached_property
     def start_ns(self) -> Int64:

@@ -53,11 +53,12 @@ def cases(draw: st.DrawFn) -> Case:
     for _ in range(layers):
         experts = draw(st.integers(0, 6))
         expert = _unit(draw(sizes), chunk_ns)
-        start, short = _unit(draw(sizes), chunk_ns), None
-        if draw(st.booleans()):
-            part = _unit(draw(st.integers(1, start.size_bytes)), chunk_ns)
-            short = replace(part, held_bytes=start.held_bytes)
-        stages.append(Stage(start, (expert,) * experts, short_start=short))
+        start = _unit(draw(sizes), chunk_ns)
+        parts = draw(st.sampled_from([0, 2])) * [st.integers(1, start.size_bytes)]
+        short = [
+            replace(_unit(draw(part), chunk_ns), held_bytes=start.held_bytes) for part in parts
+        ]
+        stages.append(Stage(start, (expert,) * experts, short_starts=tuple(short)))
         order = draw(st.permutations(range(experts)))
         first = draw(st.integers(0, experts))
         second = draw(st.integers(first, experts))
@@ -107,7 +108,7 @@ def cases(draw: st.DrawFn) -> Case:
         weight,
         start_lead_ns=back if back.any() else None,
         host_work_ns=host,
-        short=np.array(draw(st.lists(st.booleans(), min_size=passes, max_size=passes))),
+        short=np.array(draw(st.lists(st.integers(0, 2), min_size=passes, max_size=passes))),
     )
     slots = draw(st.integers(1, 7))
     eviction: Eviction = draw(st.sampled_from(get_args(Eviction)))
@@ -139,7 +140,7 @@ def run_executor(case: Case) -> VirtualResult:
     problem, schedule = case.problem, case.schedule
     layers = len(problem.stages) - 1
     sizes: dict[Unit, int] = {}
-    short: dict[Unit, int] = {}
+    short: list[dict[Unit, int]] = [{}, {}, {}]
     resident: set[Unit] = set()
     chain = []
     for index, (stage, choice) in enumerate(zip(problem.stages, schedule.stages, strict=True)):
@@ -151,8 +152,8 @@ def run_executor(case: Case) -> VirtualResult:
         if stage.start is not None:
             dense = Unit(index, "dense", -1)
             sizes[dense] = stage.start.size_bytes
-            if stage.short_start is not None:
-                short[dense] = stage.short_start.size_bytes
+            for number, part in enumerate(stage.short_starts, 1):
+                short[number][dense] = part.size_bytes
             if choice.start_resident:
                 resident.add(dense)
             else:
@@ -207,9 +208,9 @@ def run_executor(case: Case) -> VirtualResult:
         whole = -(-item.chunk_ns * size_bytes // CHUNK_BYTES)
         return item.chunk_ns if size_bytes == CHUNK_BYTES else whole
 
-    units = Units(layers, sizes, frozenset(resident), tuple(chain), short)
-    begins = [index for index, one in enumerate(scenarios.shortened) if one]
-    return run_virtual(policy, units, passes, chunk_ns, begins, case.credit)
+    units = Units(layers, sizes, frozenset(resident), tuple(chain))
+    starts = {index: short[number] for index, number in enumerate(scenarios.shortened)}
+    return run_virtual(policy, units, passes, chunk_ns, starts, case.credit)
 
 
 @settings(max_examples=250, deadline=None)

@@ -21,7 +21,7 @@ from planner.documents import (
 from planner.encode import Encoding, schedule_of
 from planner.factors import Factors
 from planner.groups import smallest_budget_bytes
-from planner.kv import NOT_MEASURED, Written, check_place, kv_stays, written_tokens
+from planner.kv import NOT_MEASURED, Written, check_place, kv_stays, written_column
 from planner.memory import aligned
 from planner.overlap import most_beside_writes, overlap
 from planner.predict import predict
@@ -56,23 +56,30 @@ def test_sizes_and_prices(small_profile: Any) -> None:
     assert here.fixed.by_purpose["kv"] - below.fixed.by_purpose["kv"] == aligned(
         4 * 256 * token * len(model.layers)
     )
-    (first, *_), (plain, *_) = below.stages(Factors()), here.stages(Factors())
+    prefill, decode = PassShape("prefill", 0, 4, 64, 1), PassShape("decode", 0, 3, 100, 1)
+    shapes = prefill, decode, PassShape("decode", 0, 3, 256, 1), decode
+    (first, *_), (plain, *_) = (one.stages(Factors(), shapes) for one in (below, here))
     assert first.start is not None
     assert plain.start is not None
     assert first.start.size_bytes == aligned(plain.start.size_bytes) + kv
     assert first.start.held_bytes == plain.start.held_bytes + kv
     # where sequences begin, the dense part alone comes into the same slot
-    assert first.short_start == replace(plain.start, held_bytes=first.start.held_bytes)
-    assert plain.short_start is None
-    # read in chunks, written in chunks; then a block for each sequence's token
-    assert kv % chunk == 0
-    assert token <= 4096
-    prefill, decode = PassShape("prefill", 0, 4, 64, 1), PassShape("decode", 0, 3, 100, 1)
-    assert below.write_kv_ns(prefill, 0, Factors()) == kv // chunk * below.copy_ns(chunk)
-    # 512 bytes a token: none lies in two blocks
+    bare, hundred, last = first.short_starts
+    assert bare == replace(plain.start, held_bytes=first.start.held_bytes)
+    assert plain.short_starts == ()
+    # 99 columns of 4 x 512 bytes are 49.5 blocks, 255 are 127.5
     assert token == 512
-    assert below.write_kv_ns(decode, 0, Factors()) == 3 * below.copy_ns(4096)
-    assert below.write_kv_ns(decode, 0, Factors(copy=1.5)) == 3 * below.copy_ns(4096, 1.5)
+    assert hundred.size_bytes == aligned(plain.start.size_bytes) + 50 * 4096
+    assert last.size_bytes == aligned(plain.start.size_bytes) + 128 * 4096
+    assert {hundred.held_bytes, last.held_bytes} == {first.start.held_bytes}
+    counts = np.zeros((4, len(model.moe_layers), model.layers[0].experts), dtype=np.int32)
+    assert below.scenarios(shapes, counts, Factors()).shortened == [1, 2, 3, 2]
+    assert here.scenarios(shapes, counts, Factors()).short is None
+    # written in chunks, 64 columns of 2,048 bytes; then the block that holds the tokens of three
+    assert 2 * chunk == 64 * 2048
+    assert below.write_kv_ns(prefill, 0, Factors()) == 2 * below.copy_ns(chunk)
+    assert below.write_kv_ns(decode, 0, Factors()) == below.copy_ns(4096)
+    assert below.write_kv_ns(decode, 0, Factors(copy=1.5)) == below.copy_ns(4096, 1.5)
     assert here.write_kv_ns(decode, 0, Factors()) == 0
 
 
@@ -95,19 +102,19 @@ def test_writes_cost_more_beside_copies(small_profile: Any) -> None:
     priced = written(small_profile, 2, 6, compute_slowdown=slowed)
     encoding = Encoding(priced, WORK, 2, 2, 8 << 20, 64 << 10, "below")
     decode = PassShape("decode", 0, 3, 100, 1)
-    # three blocks, each 2 x 24,096 ns alone and 6 x 24,096 beside; of 1.4 at most computation is
-    # slowed 1.0 times where none of it lies beside copies, 1.1 times where a quarter does
+    # a block, 2 x 24,096 ns alone and 6 x 24,096 beside; of 1.4 at most computation is slowed 1.0
+    # times where none of it lies beside copies, 1.1 times where a quarter does
     for factor, times in ((1.0, 2), (1.1, 3), (1.4, 6), (1.5, 6)):
         took = encoding.write_kv_ns(decode, 0, Factors(copy=9.0, decode=factor))
-        assert took == pytest.approx(3 * times * 24_096, abs=3)
-    # 512 KiB of a layer in eight chunks
+        assert took == pytest.approx(times * 24_096, abs=1)
+    # 64 columns of 4 x 512 bytes in two chunks
     prefill = PassShape("prefill", 0, 4, 64, 1)
-    assert encoding.write_kv_ns(prefill, 0, Factors()) == 8 * 2 * (20_000 + 65_536)
-    assert encoding.kv_written(prefill, 0).size_bytes == 8 * 65_536
-    assert encoding.kv_written(decode, 0).size_bytes == 3 * 4096
+    assert encoding.write_kv_ns(prefill, 0, Factors()) == 2 * 2 * (20_000 + 65_536)
+    assert encoding.kept.written(prefill, 0).size_bytes == 2 * 65_536
+    assert encoding.kept.written(decode, 0).size_bytes == 4096
     # where nothing slows computation, nothing tells how much of it lies beside copies
     still = Encoding(written(small_profile, 2, 6), WORK, 2, 2, 8 << 20, 64 << 10, "below")
-    assert still.write_kv_ns(decode, 0, Factors()) == 3 * 6 * 24_096
+    assert still.write_kv_ns(decode, 0, Factors()) == 6 * 24_096
 
 
 def losing(profile: Any) -> Any:
@@ -123,13 +130,14 @@ def losing(profile: Any) -> Any:
 @pytest.mark.parametrize("part", [1.0, 0.25])
 def test_what_copies_lose_beside_writes_by_hand(small_profile: Any, part: float) -> None:
     """Of four layers one streams its start unit, and nothing else is copied: d ns in a prefill, s
-    ns in each of two decodes, which weigh 9 and 1.
+    and t ns in two decodes, which weigh 9 and 1.
 
-    A prefill of 4 sequences writes 8 chunks (16 us lost), a decode of 3 three blocks (3 us). The
-    first pass waits d, then computes for s / part, and the channel copies the second's start unit
-    beside that; so do the second pass and the third's. The third computes nothing. So a part of
-    all computation lies beside copies, in either phase, and as much of the writes: copies are later
-    by part x (16 + 10 x 3) us in d + 10 s.
+    A prefill of 4 sequences writes 2 chunks (4 us lost), a decode of 3 one block (1 us). The first
+    pass waits d, then computes for s / part, and the channel copies the second's start unit beside
+    that; so do the second pass, for t / part, and the third's. The third computes nothing. So a
+    part of all computation lies beside copies, in either phase, and as much of the writes: copies
+    are later by part x (4 + 10 x 1) us. The channel copies for d + s in the first pass and for t in
+    the second, nine times; what passes need of it is d + 9 s + t, which is less.
     """
     encoding = Encoding(losing(small_profile), WORK, 2, 2, 8 << 20, 64 << 10, "below")
     shapes = (
@@ -137,17 +145,16 @@ def test_what_copies_lose_beside_writes_by_hand(small_profile: Any, part: float)
         PassShape("decode", 0, 3, 100, 9),
         PassShape("decode", 0, 3, 200, 1),
     )
-    assert [encoding.lost_beside_ns(shape, 0) for shape in shapes] == [16_000, 3_000, 3_000]
-    stages = encoding.stages(Factors())
+    assert [encoding.lost_beside_ns(shape, 0) for shape in shapes] == [4_000, 1_000, 1_000]
+    stages = encoding.stages(Factors(), shapes)
     first = stages[0]
-    assert first.start is not None
-    assert first.short_start is not None
-    d, s = first.short_start.copy_ns, first.start.copy_ns
+    d, s, t = (one.copy_ns for one in first.short_starts)
+    assert d < s < t
     shape = (3, len(stages))
     nothing, lead = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-    lead[:2, 1] = round(s / part)
+    lead[:2, 1] = round(s / part), round(t / part)
     demand = np.zeros((*shape, max(len(stage.items) for stage in stages)), dtype=np.int32)
-    weight, short = np.array([1, 9, 1]), np.array([True, False, False])
+    weight, short = np.array([1, 9, 1]), np.array([1, 2, 3])
     work = demand.astype(np.int64)
     scenarios = Scenarios(nothing, lead, demand, work, nothing, weight, short=short)
     problem = Problem(stages, scenarios, 1 << 40, 1 << 20)
@@ -156,8 +163,8 @@ def test_what_copies_lose_beside_writes_by_hand(small_profile: Any, part: float)
         for index, stage in enumerate(stages)
     )
     found = overlap(encoding, lambda: problem, shapes, Schedule(kept, 0, 1, 0), Factors())
-    most = 46_000 / (d + 10 * s)
-    assert found.copy == pytest.approx(1 + part * most, rel=1e-9)
+    assert found.copy == pytest.approx(1 + part * 14_000 / (d + s + 9 * t), rel=1e-9)
+    most = 14_000 / (d + 9 * s + t)
     assert most_beside_writes(encoding, shapes) == pytest.approx(most, rel=1e-12)
     here = Encoding(losing(small_profile), WORK, 2, 2, 8 << 20, 64 << 10, None)
     assert here.lost_beside_ns(shapes[0], 0) == 0
@@ -202,24 +209,28 @@ def test_a_paced_link_is_paced_in_both_directions(profile_factory: Any) -> None:
     paced = written(profile_factory(paced=1_000_000), 1, 1)
     encoding = Encoding(paced, WORK, 2, 2, 8 << 20, 64 << 10, "below")
     # 4,096 bytes at a megabyte a second
-    assert encoding.write_kv_ns(PassShape("decode", 0, 3, 100, 1), 0, Factors()) == 3 * 4_096_000
+    assert encoding.write_kv_ns(PassShape("decode", 0, 3, 100, 1), 0, Factors()) == 4_096_000
 
 
 @pytest.mark.parametrize(
-    ("token", "sizes", "per"),
+    ("column", "size", "chunk", "sizes", "per"),
     [
-        (128, ((4096, 5 * 32),), 32),
-        (4096, ((4096, 5),), 1),
-        # of four tokens in three blocks the middle ones lie in two each
-        (3072, ((4096, 5 * 2), (8192, 5 * 2)), 4),
-        # of two in three blocks both do
-        (6144, ((8192, 5 * 2),), 2),
+        (4096, 4096, 1 << 20, ((4096, 1),), 1),
+        # a column of five blocks, in one write or in pieces of two blocks
+        (20_480, 20_480, 1 << 20, ((20_480, 1),), 1),
+        (20_480, 20_480, 8192, ((4096, 1), (8192, 2)), 1),
+        # of 32 columns in five blocks each of the four borders lies within one
+        (640, 640, 1 << 20, ((4096, 28), (8192, 4)), 32),
+        # of two in three blocks both lie in two
+        (6144, 6144, 1 << 20, ((8192, 2),), 2),
+        # and where a smaller group has two thirds of them, the first in one
+        (6144, 4096, 1 << 20, ((4096, 1), (8192, 1)), 2),
     ],
 )
-def test_a_token_lies_in_few_blocks(
-    token: int, sizes: tuple[tuple[int, int], ...], per: int
+def test_a_column_lies_in_few_blocks(
+    column: int, size: int, chunk: int, sizes: tuple[tuple[int, int], ...], per: int
 ) -> None:
-    found = written_tokens(token, 5)
+    found = written_column(column, size, chunk)
     assert found == Written(sizes, per)
     assert found.total_ns(lambda size: size // 4096) == -(
         -sum(s // 4096 * n for s, n in sizes) // per
@@ -228,21 +239,21 @@ def test_a_token_lies_in_few_blocks(
 
 def test_where_writes_are_slow_they_stay(small_profile: Any) -> None:
     """The least budget that keeps them: those of two sequences at once lie below where writes take
-    as long as reads, and where they take twice as long one at a time is faster."""
+    as long as reads, and where they take eight times as long one at a time is faster."""
     work = replace(WORK, requests=2)
     budget = smallest_budget_bytes(small_profile, work, "device")
-    same, twice = (written(small_profile, times, times) for times in (1, 2))
-    fast, slow = (make_plan(one, work, memory_bytes=budget, solver="lru") for one in (same, twice))
+    same, slower = (written(small_profile, times, times) for times in (1, 8))
+    fast, slow = (make_plan(one, work, memory_bytes=budget, solver="lru") for one in (same, slower))
     assert (fast.policy.kv, slow.policy.kv) == ("below", None)
-    # four layers: 191 decode passes write a block for each sequence, a prefill 256 KiB in one piece
+    # four layers: 191 decode passes write a block with both sequences' tokens, a prefill 64 KiB
     assert (fast.policy.n_batches, fast.policy.batch_size) == (2, 1)
     assert fast.policy.chunk_bytes == 4 << 20
-    once = 4 * (191 * 2 * 24_096 + 20_000 + (256 << 10))
-    again = predict(candidate_of(fast, twice).judged(), schedule_of(fast.policy))
+    once = 4 * (191 * 24_096 + 20_000 + (64 << 10))
+    again = predict(candidate_of(fast, slower).judged(), schedule_of(fast.policy))
     totals = fast.predicted.totals, slow.predicted.totals, again.totals
-    assert [one.duration_by_kind_ns.get("write_kv", 0) for one in totals] == [once, 0, 2 * once]
+    assert [one.duration_by_kind_ns.get("write_kv", 0) for one in totals] == [once, 0, 8 * once]
     # nothing hides behind a write: it holds the only slot of start units
-    assert totals[2].wall_ns == pytest.approx(totals[0].wall_ns + once, rel=1e-3)
+    assert totals[2].wall_ns == pytest.approx(totals[0].wall_ns + 7 * once, rel=1e-3)
     assert totals[0].wall_ns < totals[1].wall_ns < totals[2].wall_ns
     note = next(note for note in fast.notes if note.startswith("keys and values"))
     share = once / totals[0].wall_ns

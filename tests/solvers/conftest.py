@@ -108,22 +108,24 @@ def with_short(problem: Problem, seed: int, most_lead: int = 9) -> Problem:
     passes = problem.scenarios.passes
     stages = []
     for stage in problem.stages:
-        start, short = stage.start, None
-        if start is not None:
+        start, short = stage.start, []
+        for _ in range(0 if start is None else 2):
             chunks = int(rng.integers(1, start.chunks + 1))
             size = start.chunk_bytes * (chunks - 1)
             most = start.last_ns if chunks == start.chunks else start.chunk_ns
-            short = replace(
-                start,
-                chunks=chunks,
-                last_ns=int(rng.integers(0, most + 1)),
-                size_bytes=int(rng.integers(size, start.size_bytes + 1)),
+            short.append(
+                replace(
+                    start,
+                    chunks=chunks,
+                    last_ns=int(rng.integers(0, most + 1)),
+                    size_bytes=int(rng.integers(size, start.size_bytes + 1)),
+                )
             )
-        stages.append(replace(stage, short_start=short))
+        stages.append(replace(stage, short_starts=tuple(short)))
     shape = problem.scenarios.lead_ns.shape
     scenarios = replace(
         problem.scenarios,
-        short=rng.random(passes) < 0.5,
+        short=rng.integers(0, 3, passes),
         start_lead_ns=rng.integers(0, most_lead, shape).astype(np.int64),
     )
     return problem.replace(stages=tuple(stages), scenarios=scenarios)
@@ -224,8 +226,9 @@ class SlowReplay:
         stage = self.problem.stages[here % self.count]
         found = stage.start if item == -1 else stage.items[item]
         short = self.problem.scenarios.short
-        if item == -1 and short is not None and short[self.first_pass + here // self.count]:
-            found = stage.short_start or found
+        if item == -1 and short is not None and stage.short_starts:
+            number = short[self.first_pass + here // self.count]
+            found = (stage.start, *stage.short_starts)[number]
         assert found is not None
         return found
 

@@ -118,8 +118,8 @@ def follow(
             begins = max(begins, times[len(mine) - room])
         if begins >= 1 << 60:
             return False
-        stage, short = problem.stages[at], scenarios.short is not None and bool(scenarios.short[0])
-        start = stage.short_start if short else stage.start
+        stage, short = problem.stages[at], 0 if scenarios.short is None else int(scenarios.short[0])
+        start = (stage.start, *stage.short_starts)[short] if stage.short_starts else stage.start
         unit = start if item == -1 else stage.items[item]
         assert unit is not None
         mine.append(todo.pop(0))

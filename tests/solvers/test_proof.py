@@ -93,15 +93,16 @@ def test_longer_leads_by_hand(make: Any, written: Problem) -> None:
 
 
 def test_short_start_units_by_hand(make: Any, written: Problem) -> None:
-    # copies bind: two of 8 ms in one pass, two of 3 ms in the other, whichever comes first
+    # copies bind: two of 8 ms in one pass, two of 3 or 4 ms in the other, whichever comes first
     start = Unit(5, 5, 1, 0, 8_000_000)
-    stage = Stage(start, (), short_start=replace(start, last_ns=3_000_000, size_bytes=2))
-    for short in ([True, False], [False, True]):
+    parts = [replace(start, last_ns=ms * 1_000_000, size_bytes=2) for ms in (3, 4)]
+    stage = Stage(start, (), short_starts=tuple(parts))
+    for short, ms in (([1, 0], 22), ([0, 1], 22), ([2, 0], 24), ([1, 2], 14)):
         scenarios = replace(make.scenarios([[[0], [0]]] * 2, lead=0), short=np.array(short))
         problem = written.replace(stages=(stage,) * 2, scenarios=scenarios)
         relaxed = relax(problem)
         assert relaxed is not None
-        assert relaxed.bound.value_ns == pytest.approx(22e6, rel=1e-5)
+        assert relaxed.bound.value_ns == pytest.approx(ms * 1e6, rel=1e-5)
         assert list(check_proofs(problem, relaxed.bound)) == []
 
 

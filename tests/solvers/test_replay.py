@@ -191,20 +191,21 @@ def test_measures(make: Any) -> None:
 
 def test_a_short_start_unit_by_hand(make: Any) -> None:
     # One stage, a lead of 10 and a resident that works 10; the start unit takes three chunks of 20,
-    # the short one of passes 0 and 2 a single chunk of 7. Nothing is copied a whole pass ahead, so
-    # that each pass waits for its own: 7 + 10 + 10, then 60 + 10 + 10, then 27 again.
+    # the short one of passes 0 and 3 a single chunk of 7, that of pass 2 one of 20 and one of 5.
+    # Nothing is copied a whole pass ahead, so that each pass waits for its own: 7 + 10 + 10, then
+    # 60 + 10 + 10, then 25 + 10 + 10, then 27 again.
     start = make.unit(20, 4, chunks=3)
-    short = Unit(2, 4, 1, 0, 7)
-    stage = Stage(start, (make.unit(5),), short_start=short)
-    scenarios = replace(make.scenarios([[[1]]] * 3, lead=10), short=np.array([True, False, True]))
+    short = Unit(2, 4, 1, 0, 7), Unit(5, 4, 2, 20, 5, 4)
+    stage = Stage(start, (make.unit(5),), short_starts=short)
+    scenarios = replace(make.scenarios([[[1]]] * 4, lead=10), short=np.array([1, 0, 2, 1]))
     result = replay(
         Problem((stage,), scenarios, 100, 1),
         Schedule((StageChoice(False, (0,), ()),), 0, 1, 0),
         record=True,
     )
-    assert result.pass_end_ns.tolist() == [27, 107, 134]
-    assert [part.size_bytes for part in result.copies] == [2, 12, 2]
-    assert result.wait_start_ns.ravel().tolist() == [7, 60, 7]
+    assert result.pass_end_ns.tolist() == [27, 107, 152, 179]
+    assert [part.size_bytes for part in result.copies] == [2, 12, 5, 2]
+    assert result.wait_start_ns.ravel().tolist() == [7, 60, 25, 7]
 
 
 @pytest.mark.parametrize(
@@ -214,11 +215,17 @@ def test_a_short_start_unit_by_hand(make: Any) -> None:
 )
 def test_a_short_start_unit_is_no_more_than_the_whole(make: Any, short: Unit) -> None:
     with pytest.raises(OptionError, match="more than the whole"):
-        Stage(make.unit(20, 4, chunks=3), (), short_start=short)
+        Stage(make.unit(20, 4, chunks=3), (), short_starts=(Unit(2, 4, 1, 0, 7), short))
     with pytest.raises(OptionError, match="more than the whole"):
-        Stage(None, (), short_start=short)
+        Stage(None, (), short_starts=(short,))
     with pytest.raises(OptionError, match=r"short is not \[2\]"):
-        replace(make.scenarios([[[1]]] * 2), short=np.array([True]))
+        replace(make.scenarios([[[1]]] * 2), short=np.array([1]))
+    with pytest.raises(OptionError, match="short has a negative entry"):
+        replace(make.scenarios([[[1]]] * 2), short=np.array([1, -1]))
+    stage = Stage(make.unit(20, 4, chunks=3), (make.unit(5),), short_starts=(Unit(2, 4, 1, 0, 7),))
+    scenarios = replace(make.scenarios([[[1]]] * 2), short=np.array([1, 2]))
+    with pytest.raises(OptionError, match="stage 0: a pass copies a start unit that does not"):
+        Problem((stage,), scenarios, 100, 1)
 
 
 @settings(max_examples=300)
