@@ -273,7 +273,8 @@ function draw() {
       // ticks where the points are
       x.type = "log";
       x.tickvals = [...new Set(plot.lines.flatMap(one => one.x))].sort((a, b) => a - b);
-      x.ticktext = x.tickvals.map(value => String(+value.toPrecision(3)));
+      x.ticktext = x.tickvals.map(value =>
+        value >= 1000 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(3)));
     }
     Plotly.react("plot" + index, traces, {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",

@@ -145,9 +145,12 @@ def _recorded(path: Path, model: ModelSpec) -> DrawnRouting:
             f"{path}: of {len(trace.moe_layers)} layers with {trace.top_k} of {trace.experts} "
             f"experts; {model.name} has {len(moe)} with {spec.top_k} of {spec.experts}"
         )
-    said = f"whole sequences as in {path.name} ({trace.source})"
+    said = f"whole sequences as in {path.name}"
     if trace.model_hash != document_hash(model):
-        said += ", which was recorded with another model document of the same shape"
+        said += (
+            "; it is of a model of the same shape, and whether of this one cannot be told: for "
+            "that, name the checkpoint's folder, not its config.json alone"
+        )
     return _document(model, arrays, trace.source, said)
 
 

@@ -15,8 +15,8 @@ from planner.exports.base import (
     family_of,
     gib,
     json_export,
+    layer_list,
     lost_always,
-    number_list,
     shape,
     streams_from,
 )
@@ -73,7 +73,7 @@ def export(sources: Sources) -> Export:
         most = max(_experts_bytes(model.layers[index]) for index in whole.offloaded)
         lost.append(
             f"copying of only the experts that the router chose: all of a layer's ({gib(most)}) go "
-            f"over together, in layers {number_list(whole.offloaded)}, for each batch anew"
+            f"over together, in {layer_list(whole.offloaded)}, for each batch anew"
         )
     if whole.offloaded or whole.dense_away:
         lost.append(

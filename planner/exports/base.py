@@ -30,6 +30,7 @@ __all__ = [
     "family_of",
     "gib",
     "json_export",
+    "layer_list",
     "lost_always",
     "needs_gpu",
     "number_list",
@@ -249,3 +250,8 @@ def number_list(numbers: Sequence[int]) -> str:
     return ", ".join(
         f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs
     )
+
+
+def layer_list(layers: Sequence[int]) -> str:
+    """``layer 7``, ``layers 0, 3 to 7``."""
+    return f"layer{'' if len(layers) == 1 else 's'} {number_list(layers) or 'none'}"

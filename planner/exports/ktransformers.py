@@ -13,9 +13,9 @@ from planner.exports.base import (
     Sources,
     comments,
     family_of,
+    layer_list,
     lost_always,
     needs_gpu,
-    number_list,
     streams_from,
 )
 from planner.exports.whole import keep_whole
@@ -50,7 +50,7 @@ def export(sources: Sources) -> Export:
         )
     if whole.dense_away:
         lost.append(
-            f"streaming of dense parts (layers {number_list(whole.dense_away)}): the rule file has "
+            f"streaming of dense parts ({layer_list(whole.dense_away)}): the rule file has "
             "them all on the GPU"
         )
     if whole.offloaded and streams_from(hardware) == "disk":
@@ -62,8 +62,8 @@ def export(sources: Sources) -> Export:
         )
     facts = [
         f"Put these before the rules of ktransformers/optimize/optimize_rules/{rule_file}.",
-        f"Experts on the GPU: layers {number_list(whole.experts) or 'none'}; "
-        f"by the processor: layers {number_list(whole.offloaded) or 'none'}.",
+        f"Experts on the GPU: {layer_list(whole.experts)}; "
+        f"by the processor: {layer_list(whole.offloaded)}.",
     ]
     text = comments("ktransformers", plan, facts, lost)
     if whole.experts:

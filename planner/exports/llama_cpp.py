@@ -17,8 +17,8 @@ from planner.exports.base import (
     comments,
     copies,
     family_of,
+    layer_list,
     lost_always,
-    number_list,
     shape,
     streams_from,
     tokens_at_once,
@@ -135,7 +135,7 @@ def _lost(plan: Plan, model: ModelSpec, whole: Whole, weights: str) -> list[str]
     if whole.offloaded:
         lost.append(
             "copying of the chosen experts, prefetches and their order: experts in host memory "
-            f"(layers {number_list(whole.offloaded)}) are computed there, or copied for large "
+            f"({layer_list(whole.offloaded)}) are computed there, or copied for large "
             "batches, as llama.cpp decides"
         )
     if weights == "disk" and copies(plan, model):

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from planner.documents import ModelSpec, Plan
-from planner.exports.base import gib, number_list, shape
+from planner.exports.base import gib, layer_list, shape
 
 __all__ = ["Whole", "keep_whole"]
 
@@ -64,10 +64,11 @@ class Whole:
         gone = [index for index in self.offloaded if kept[index]]
         lines = []
         if partly or gone:
-            text = f"single residents: the plan keeps {sum(kept)} experts, chosen one by one; here "
+            few = "1 expert" if sum(kept) == 1 else f"{sum(kept):,} experts"
+            text = f"single residents: the plan keeps {few}, chosen one by one; here "
             text += "a layer's experts stay or go together"
             if gone:
-                text += f", and those of layers {number_list(gone)} go"
+                text += f", and those of {layer_list(gone)} go"
             lines.append(text)
         if self.missing_bytes:
             lines.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,12 @@ def test_a_recorded_trace_stays(small_profile: Any, tmp_path: Path) -> None:
     drawn = draw_routing(path, small_profile.model, prompt_tokens=8, seed=0)
     assert (drawn.arrays.experts == small_profile.arrays.experts).all()
     assert drawn.document.source == "measured"
+    assert drawn.statement == "whole sequences as in routing.json"
+    # of a configuration alone, whose document is another one
+    alone = replace(small_profile.model, fingerprint="a" * 64)
+    said = draw_routing(path, alone, prompt_tokens=8, seed=0).statement
+    assert said.startswith("whole sequences as in routing.json; it is of a model of the same shape")
+    assert said.endswith("name the checkpoint's folder, not its config.json alone")
 
 
 def test_what_does_not_fit_is_refused(small_profile: Any, tmp_path: Path) -> None:

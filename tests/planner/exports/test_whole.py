@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from planner.documents import LayerPolicy
 from planner.exports import Sources, keep_whole
+from planner.exports.base import layer_list
 
 # of the models here, in bytes (hidden 64, intermediate 128, float32, 512 words, four layers):
 EXPERT = 3 * 64 * 128 * 4
@@ -88,6 +89,24 @@ def test_what_is_said_of_residents(sources_of: Callable[..., Sources]) -> None:
     (line,) = keep_whole(sources.plan, model, embedding=True).said(sources.plan, model)
     assert "keeps 7 experts" in line
     assert "layers 2, 3 go" in line
+    # one of each is told in the singular
+    sources = sources_of((0, 0, 0, 1), budget=RUNNING + NORM + ALL_BUT_EXPERTS + LAYER)
+    (line,) = keep_whole(sources.plan, model, embedding=True).said(sources.plan, model)
+    assert "keeps 1 expert, chosen" in line
+    assert line.endswith("and those of layer 3 go")
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        ((), "layers none"),
+        ((7,), "layer 7"),
+        ((0, 1), "layers 0, 1"),
+        ((0, 2, 3, 4), "layers 0, 2 to 4"),
+    ],
+)
+def test_layers_in_words(layers: tuple[int, ...], words: str) -> None:
+    assert layer_list(layers) == words
 
 
 @given(
