@@ -271,7 +271,7 @@ def objective_value(name: str, workload: Workload, value: float) -> str:
 def _proof(plan: Plan) -> str:
     text = (
         f"Objective {plan.objective_name}: {objective_words(plan, plan.objective)} on sequences "
-        f"kept apart for judging. Solver {plan.solver} {_STOP_WORDS[plan.stop]}"
+        f"kept apart for judging{_constant(plan)}. Solver {plan.solver} {_STOP_WORDS[plan.stop]}"
     )
     if plan.bound is not None and plan.bound_class is not None:
         text += (
@@ -287,6 +287,13 @@ def _proof(plan: Plan) -> str:
         )
         text += f". By the same yardstick: {compared}"
     return text + "."
+
+
+def _constant(plan: Plan) -> str:
+    """Why it is not what the prediction says, where that counts a link's credit."""
+    if plan.predicted.credit_ns is None:
+        return ""
+    return ", with copies at the rate that lasts (the prediction counts a rested link's credit)"
 
 
 def _prices(plan: Plan) -> str:
