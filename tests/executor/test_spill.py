@@ -27,7 +27,9 @@ from executor.source import open_weights
 from executor.spill import Spill
 from executor.units import Unit
 from planner.documents import LayerPolicy, ModelSpec, Policy, Workload
+from planner.kv_copies import KvCopies
 from planner.memory import account_device, aligned, smallest_budget, smallest_policy
+from planner.scenarios import pass_shapes
 from solvers.errors import BudgetError, RunError, UnsupportedError
 
 NEW_TOKENS = 6
@@ -195,12 +197,15 @@ def test_in_reduced_precision_with_room_for_what_is_masked(
     """In bfloat16 a pass looks at more columns than there are, in few lengths: masked ones, which
     hold numbers although the slot held none before. The same tokens as with all on the device."""
     checkpoint = checkpoint_of("deepseek_v2", torch.bfloat16)
+    # so many that a column is most of a block
+    work = Workload(63, 12, NEW_TOKENS)
     with open_weights(checkpoint) as source:
-        policy = below(source.model, 0)
+        policy = below(source.model, 0, batch_size=32)
+        assert 63 * source.model.layers[0].kv_bytes_per_token > 3000
     got = []
     for one in (policy, replace(policy, kv=None)):
-        with Engine.from_plan(helpers.plan(checkpoint, one, WORK)) as engine:
-            got.append([list(out.token_ids) for out in engine.generate(prompts_of(211))])
+        with Engine.from_plan(helpers.plan(checkpoint, one, work)) as engine:
+            got.append([list(out.token_ids) for out in engine.generate(prompts_of(211) * 9)])
     assert got[0] == got[1]
 
 
@@ -295,6 +300,54 @@ def test_where_all_begin_nothing_is_read_and_nothing_else_is_met(
                 if (event.kind, event.pass_index, event.layer) == ("copy_dense", index, layer)
             )
             assert copied == (aligned(alone) + size if size else alone), index
+
+
+@pytest.mark.parametrize(
+    ("requests", "new_tokens", "window", "columns"),
+    [
+        (4, 4, None, [0, 12, 13, 14]),
+        (4, 4, 11, [0, 12, 13, 13]),  # two sinks and a window of eleven
+        (7, 2, None, [0, 12, 0, 12]),  # two groups, of four and of three
+    ],
+)
+def test_runs_read_and_write_what_plans_say(
+    requests: int,
+    new_tokens: int,
+    window: int | None,
+    columns: list[int],
+    checkpoint_of: Callable[..., Path],
+    helpers: Any,
+) -> None:
+    """Prompts of one length, pass by pass; a trace keeps the events of four passes."""
+    checkpoint = checkpoint_of("mixtral")
+    with open_weights(checkpoint) as source:
+        model = source.model
+    sinks = None if window is None else 2
+    work = Workload(requests, 12, new_tokens, window, sinks)
+    policy = below(model, 0, chunk_bytes=4096)
+    shapes = pass_shapes(
+        requests=requests, prompt_tokens=12, new_tokens=new_tokens, group=4, decode_passes=3
+    )
+    said = KvCopies(model, work, 4, 4, policy.chunk_bytes, below=True)
+    with Engine.from_plan(helpers.plan(checkpoint, policy, work)) as engine:
+        engine.generate([[7, 8, 9] * 4] * requests)
+        events = list(engine.trace().timeline.events())
+    assert [said.columns(shape) for shape in shapes] == columns
+    assert max(event.pass_index for event in events) == len(shapes) - 1
+    for index, shape in enumerate(shapes):
+        for layer in range(len(model.layers)):
+            sizes = {
+                kind: sum(
+                    event.size_bytes
+                    for event in events
+                    if (event.kind, event.pass_index, event.layer) == (kind, index, layer)
+                )
+                for kind in ("copy_dense", "write_kv")
+            }
+            assert sizes == {
+                "copy_dense": said.start_bytes(layer, said.columns(shape)),
+                "write_kv": said.written(shape, layer).size_bytes,
+            }
 
 
 CACHE = CacheShape(2, 8, 2, 4)
