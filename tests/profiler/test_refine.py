@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from planner.documents import (
+    Burst,
     Channel,
     CostProfile,
     Curve,
@@ -370,6 +371,16 @@ def test_what_the_host_computes_is_no_copy() -> None:
     old = profile()
     hosted = [Event("host_expert", "cpu", 1, 0, 2, 2400, 3000, 1, 0)]
     assert refine(old, trace(old, [*EVENTS, *hosted])) == refine(old, trace(old))
+
+
+def test_a_link_with_a_burst_is_not_corrected() -> None:
+    # a run's copies are some of the burst and some of what lasts, and do not say which
+    burst = Burst(Figure(2e9, "fitted", None, 3), Figure(1e7, "fitted", None, 3))
+    old = profile(burst=burst)
+    found = refine(old, trace(old))
+    assert found.hardware == old.hardware
+    assert "copy" not in {step.kind for step in found.steps}
+    assert "expert" in {step.kind for step in found.steps}
 
 
 def test_a_paced_link_is_not_corrected() -> None:
