@@ -24,7 +24,7 @@ from planner.routing_sources import RoutingSource
 from solvers.errors import BudgetError, OptionError
 from solvers.outcome import Stop
 from solvers.placement.choose import Origins
-from solvers.placement.exact import ENGINES, place_items
+from solvers.placement.exact import ENGINES, Progress, place_items
 from solvers.placement.problem import Placement, PlacementProblem, balance, check_placement
 from solvers.placement.rules import RULES
 from solvers.placement.traffic import relabel, traffic
@@ -235,6 +235,7 @@ def place(
     source_hash: str,
     time_limit_seconds: float = 30.0,
     seed: int = 0,
+    progress: Progress | None = None,
 ) -> ExpertPlacement:
     """Place experts.
 
@@ -256,6 +257,8 @@ def place(
         SHA-256 of the statistics' file.
     time_limit_seconds, seed
         Of the methods that search.
+    progress
+        Told by these how many layers are done, of how many (0: not known), and what is being done.
 
     Raises
     ------
@@ -277,7 +280,7 @@ def place(
     fit = PlacementProblem(scenes.fit, room, replicas)
     judge = PlacementProblem(scenes.judge, room, replicas)
     limits = Limits(time_limit_seconds, time_limit_seconds, seed)
-    placed = place_items(fit, method, limits, scenes.origins)
+    placed = place_items(fit, method, limits, scenes.origins, progress)
     placement, bound = placed.placement, placed.bound
     if source.joint is not None and cluster.devices > 1 and method != "contiguous":
         placement = relabel(fit, placement, source.joint, cluster.link())

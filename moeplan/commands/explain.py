@@ -19,7 +19,7 @@ from moeplan.commands.common import (
     searches,
 )
 from moeplan.commands.inputs import check_is_there, load_plan
-from moeplan.output import human_bytes, human_time
+from moeplan.output import human_bytes, human_number, human_time
 from moeplan.words import PURPOSE_WORDS, objective_words
 from planner.busy import BINDS_WORDS
 from planner.documents import Plan
@@ -257,10 +257,12 @@ def _bandwidth(plan: Plan, found: Explanation) -> str:
     slope = "nothing"
     if _counts(price, saved):
         slope = objective_words(plan, saved / price.added * step)
+    added = price.added / 1e6
+    more = f"{added / 1e3:.2f} GB/s" if added >= 1000 else f"{human_number(added)} MB/s"
     return (
         f"What faster copies would buy: by the relaxation {name} more saves "
         f"{slope} with this n and b at the present rate. A tenth more "
-        f"({price.added / 1e9:.2f} GB/s): {_checked(plan, price)}"
+        f"({more}): {_checked(plan, price)}"
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -149,8 +151,8 @@ def place(
     placements: list[ExpertPlacement] = []
     source_hash = file_hash(routing)
     with reporter.steps("place") as progress:
-        for done, name in enumerate(names):
-            progress(done, len(names), name)
+        for name in names:
+            progress(0, 0, name)
             placements.append(
                 place_experts(
                     source,
@@ -162,6 +164,7 @@ def place(
                     source_hash=source_hash,
                     time_limit_seconds=time_limit or _DEFAULT_TIME_LIMIT_SECONDS,
                     seed=seed,
+                    progress=functools.partial(_tell, progress, name),
                 )
             )
     best = min(placements, key=_judged)
@@ -180,6 +183,13 @@ def place(
     summaries = [{**placement_summary(one), "hash": document_hash(one)} for one in placements]
     chosen = summaries[placements.index(best)]
     reporter.result({**chosen, "methods": summaries, "out": out and str(out)})
+
+
+def _tell(
+    steps: Callable[[int, int, str], None], name: str, done: int, total: int, what: str
+) -> None:
+    """What a method that searches is at."""
+    steps(done, total, f"{name}, {what}")
 
 
 def _expert_bytes(path: Path, experts: int) -> int:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -34,11 +35,22 @@ from solvers.placement.search import search
 from solvers.registry import Limits, load
 from solvers.sets_model import Row
 
-__all__ = ["ENGINES", "MOST_TERMS", "Placed", "StageModel", "place_items", "solve_exactly"]
+__all__ = [
+    "ENGINES",
+    "MOST_TERMS",
+    "Placed",
+    "Progress",
+    "StageModel",
+    "place_items",
+    "solve_exactly",
+]
 
 MOST_TERMS = 100_000
 """Terms of a stage's model that gets anywhere in its share of the time."""
 _UNIT = 1_000_000
+
+Progress = Callable[[int, int, str], None]
+"""Told how many stages are done, of how many (0: not known), and what is being done."""
 
 ENGINES = ("cpsat", "milp")
 """The back ends that solve a stage's model."""
@@ -145,17 +157,25 @@ class Placed:
 
 
 def place_items(
-    problem: PlacementProblem, method: str, limits: Limits, origins: Origins | None = None
+    problem: PlacementProblem,
+    method: str,
+    limits: Limits,
+    origins: Origins | None = None,
+    progress: Progress | None = None,
 ) -> Placed:
     """A placement by any rule or engine; the arguments are as for ``solve_exactly``."""
     if method not in RULES:
-        return solve_exactly(problem, method, limits, origins)
+        return solve_exactly(problem, method, limits, origins, progress)
     bound = mean_bound(problem, stage_bounds(problem))
     return Placed(RULES[method](problem), bound, Stop.RULE)
 
 
 def solve_exactly(
-    problem: PlacementProblem, engine: str, limits: Limits, origins: Origins | None = None
+    problem: PlacementProblem,
+    engine: str,
+    limits: Limits,
+    origins: Origins | None = None,
+    progress: Progress | None = None,
 ) -> Placed:
     """Rules, local search, then an integer program for each stage that is small enough.
 
@@ -170,11 +190,16 @@ def solve_exactly(
     origins
         Which scenarios share no sequence, so that what is learnt from some is judged by others.
         None: all are of their own.
+    progress
+        Told what is being done, and of each stage's integer program.
     """
+    tell = progress or (lambda done, total, what: None)
     solver = cast(ExactSolver, load(engine))
     deadline = time.monotonic() + limits.seconds
+    tell(0, 0, "choosing between rules and a search")
     choice = choose(problem, limits, origins or Origins())
     searched = choice.searched
+    tell(0, 0, "local search")
     held = search(
         problem,
         [choice.start, *(rule(problem) for rule in RULES.values())],
@@ -189,6 +214,7 @@ def solve_exactly(
     small = scenarios * items * most * problem.devices <= MOST_TERMS
     bounds, optimal = np.zeros(stages), small
     for stage in range(stages):
+        tell(stage, stages, "integer programs")
         share, low = problem.share[asked[:, stage], stage], floor[asked[:, stage], stage]
         if not len(share):
             continue

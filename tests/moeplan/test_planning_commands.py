@@ -259,6 +259,9 @@ def test_the_words_follow_from_the_numbers(plan: Plan) -> None:
     # 4.56 / 4.8 = 0.95; 4.5 / 5 = 0.9
     assert "the bound for this n and b falls by 5.0%" in memory
     assert "4.5 ms a token (n x b = 2 x 2), 10.0% less than this plan's" in memory
+    assert "A tenth more (100 MB/s): " in bandwidth
+    fast = replace(found, bandwidth_price=Price(2.63e9, 4.8e6, 4.32e6, 5e6, 5.5e6, 2, 2, None))
+    assert "A tenth more (2.63 GB/s): " in sentences(plan, fast)[4]
     # 0.48 ms for 0.1 GB/s, a tenth of what there is; a new plan of 5.5 ms is worse than this one
     assert "100 MB/s more saves 480 us a token with this n and b" in bandwidth
     assert "falls by 10.0%, and a new search finds nothing better" in bandwidth

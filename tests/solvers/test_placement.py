@@ -209,6 +209,20 @@ def test_search_beats_greedy_where_loads_move_together() -> None:
     assert balance(problem, search(problem, [start])).average_max_load == pytest.approx(0.5)
 
 
+def test_what_is_being_done_is_told() -> None:
+    random = np.random.default_rng(2)
+    problem = PlacementProblem(
+        random.multinomial(64, np.full(4, 1 / 4), (20, 3)), np.full((3, 2), 2)
+    )
+    told: list[tuple[int, int, str]] = []
+    solve_exactly(problem, "cpsat", Limits(0.1, 5.0), progress=lambda *one: told.append(one))
+    assert told == [
+        (0, 0, "choosing between rules and a search"),
+        (0, 0, "local search"),
+        *((stage, 3, "integer programs") for stage in range(3)),
+    ]
+
+
 def test_a_search_that_does_not_pay_is_not_used() -> None:
     # independent noise around equal means: nothing is to be learnt, so a rule's placement stays
     random = np.random.default_rng(5)
