@@ -79,6 +79,9 @@ def check_policy(policy: Policy) -> list[Violation]:
                 )
             if any(expert < 0 for expert in experts):
                 found.append(Violation("item_range", where, f"{name} has a negative expert"))
+            if layer.forms and max(experts, default=0) >= len(layer.forms):
+                message = f"{name} expert {max(experts)}, and forms are of {len(layer.forms)}"
+                found.append(Violation("item_range", where, message))
         if list(layer.resident) != sorted(layer.resident):
             found.append(Violation("resident_order", where, "resident experts do not ascend"))
         if list(layer.raw) != sorted(set(layer.raw)) or set(layer.raw) & set(layer.resident):
@@ -327,5 +330,6 @@ def _check_model(plan: Plan, model: ModelSpec) -> list[Violation]:
         check_span(model, plan.workload)
     except MoeplanError as error:
         found.append(Violation("attention_window", "workload", str(error)))
-    found += check_account(plan, model)
+    if not any(one.reason == "item_range" for one in found):  # who is not there has no bytes
+        found += check_account(plan, model)
     return found

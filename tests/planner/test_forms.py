@@ -265,6 +265,19 @@ def test_a_changed_form_is_seen(plan: Plan, profile: Profile) -> None:
     assert "forms" in reasons(plan, replace(profile, model=replace(profile.model, forms=None)))
 
 
+def test_experts_that_have_no_form_are_told(plan: Plan, profile: Profile) -> None:
+    """Once they ended the check: who is outside of the layer is outside of its forms, too."""
+    count = profile.model.layers[0].experts
+    outside = (count, count + 1)
+    for name, edited in (
+        ("resident", with_layer(plan, lambda one: replace(one, resident=outside))),
+        ("prefetch", with_layer(plan, lambda one: replace(one, prefetch=outside))),
+    ):
+        said = f"{name} expert {count + 1}, and forms are of {count}"
+        for known in (profile, None):
+            assert said in {one.message for one in check_plan(edited, known)}
+
+
 def test_plan_says_its_forms(plan: Plan) -> None:
     used = [form for own in plan.policy.expert_forms for form in own]
     quantized = used.count("int8-1")
