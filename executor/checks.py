@@ -140,8 +140,8 @@ def _check_profile(plan: Plan, profile: Path | None) -> None:
     hint = Path(plan.locations.profile)
     if profile is None and not lies_at(hint):
         _log.warning(
-            "moeplan: the plan's profile is not at %s, so the plan was not compared with it "
-            "(--profile DIR names another place)",
+            "moeplan: the plan's profile cannot be read at %s, so the plan was not compared with "
+            "it (--profile DIR names another place)",
             hint,
         )
         return

@@ -77,6 +77,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         # what nobody foresaw about a place that the user or a document named
         if error.filename is None:
+            if (error.strerror or "").startswith("No usable temporary directory"):
+                # Python's tempfile, which torch asks when it loads
+                said = "no folder for temporary files can be written to: set TMPDIR to one that can"
+                reporter.fail("InputError", said)
+                return 2
             if error.errno not in _REFUSED:
                 raise
             # files are written under their names: this is what the shell put behind '>'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,17 @@ def test_the_exit_code_stays(streams: str, tmp_path: Path) -> None:
     done = shell(f"{MISSING} {streams}; exit ${{PIPESTATUS[0]}}", tmp_path)
     assert done.returncode == 2
     assert done.stdout == ""
+
+
+def test_no_place_for_temporary_files(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)
+    monkeypatch.setattr("planner.files._mode", lambda _: tempfile.gettempdir())
+    assert cli.main(["show", "plan.json"]) == 2
+    said = "no folder for temporary files can be written to: set TMPDIR to one that can"
+    assert capsys.readouterr().err == f"moeplan: {said}\n"
 
 
 @pytest.mark.parametrize("columns", ["0", "1", "-5", "abc", "²", "٣", "999999999", "9" * 5_000])
