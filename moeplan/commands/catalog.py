@@ -35,7 +35,7 @@ def catalog(
         for row in found:
             table.add_row(
                 f"{row['name']} {row['quantity']}",
-                f"{row['value']:.4g}",
+                _with_unit(row["quantity"], row["value"]),
                 row["kind"],
                 row["conditions"],
                 row["source"],
@@ -69,6 +69,15 @@ def catalog(
     )
     reporter.show(Text(f"\nModel families (model_type of a config.json): {', '.join(FAMILIES)}"))
     reporter.result({"hardware": plain(machines), "families": list(FAMILIES)})
+
+
+def _with_unit(quantity: str, value: float) -> str:
+    """``76.3 TFLOP/s``: a figure in the unit of its kind."""
+    if quantity.startswith("compute_"):
+        return f"{value / 1e12:,.4g} TFLOP/s"
+    if quantity == "device_memory":
+        return f"{value / (1 << 30):,.4g} GiB"
+    return f"{value / 1e9:,.4g} GB/s"
 
 
 def _scaled(figure: Figure | None, unit: float) -> str:

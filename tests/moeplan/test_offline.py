@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -110,6 +111,13 @@ def test_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(row["source"] for row in figures)
     assert cli.main(["catalog", "t4"]) == 0
     told = capsys.readouterr().out
+    # each figure has its unit, the one that the source has (hardware.csv)
+    for words in (
+        r"t4 compute_float16 +41\.93 TFLOP/s",
+        r"t4 device_memory +16 GiB",
+        r"pcie-3-x16 link +[\d.]+ GB/s",
+    ):
+        assert re.search(words, told)
     assert "…" not in told  # nothing is cut: who wants to look a source up needs all of it
     squeezed = "".join(told.split())
     longest = max((word for row in figures for word in row["source"].split()), key=len)
