@@ -295,7 +295,7 @@ def cells_of(
             yield cell
 
 
-QUICK = Effort(cell_ns=1, rounds=1, fills=1, turns=1, passes=1)
+QUICK = Effort(cell_ns=1, rounds=1, fills=1, turns=1, passes=1, stream_ns=0)
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from solvers.outcome import Schedule
 from solvers.problem import Problem, Scenarios
-from solvers.replay import replay
+from solvers.replay import Credit, replay
 
 __all__ = ["computing_share"]
 
@@ -25,7 +25,7 @@ _RUNS = 4
 """So many runs of the scenarios are looked at: routing is not what is asked."""
 
 
-def computing_share(problem: Problem, schedule: Schedule) -> float:
+def computing_share(problem: Problem, schedule: Schedule, credit: Credit | None = None) -> float:
     """By how many percent passes take longer where all computation takes 1% longer.
 
     Where computation and copies both take x times as long, so do passes: copies have the rest.
@@ -34,6 +34,8 @@ def computing_share(problem: Problem, schedule: Schedule) -> float:
     ----------
     problem, schedule
         What runs; the schedule has passed the checker.
+    credit
+        Of the channel, as of ``replay``.
 
     Returns
     -------
@@ -47,7 +49,7 @@ def computing_share(problem: Problem, schedule: Schedule) -> float:
     """
     few = problem.scenarios.take_runs(_RUNS)
     slower, faster = (
-        _took_ns(problem.replace(scenarios=_slowed(few, by)), schedule)
+        _took_ns(problem.replace(scenarios=_slowed(few, by)), schedule, credit)
         for by in (1 + _STEP, 1 / (1 + _STEP))
     )
     if not faster:
@@ -55,8 +57,9 @@ def computing_share(problem: Problem, schedule: Schedule) -> float:
     return min(max(math.log(slower / faster) / (2 * math.log(1 + _STEP)), 0.0), 1.0)
 
 
-def _took_ns(problem: Problem, schedule: Schedule) -> int:
-    return int((replay(problem, schedule).pass_ns * problem.scenarios.weight).sum())
+def _took_ns(problem: Problem, schedule: Schedule, credit: Credit | None) -> int:
+    result = replay(problem, schedule, credit=credit)
+    return int((result.pass_ns * problem.scenarios.weight).sum())
 
 
 def _slowed(scenarios: Scenarios, by: float) -> Scenarios:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from planner.busy import Binds, busy_of
+from planner.credit import credit_of
 from planner.documents import Asked, Hardware, HostCompute, Plan
 from planner.encode import schedule_of
 from planner.formats import in_one_format
@@ -387,7 +388,8 @@ def _prefetching(
         for stage, choice in zip(problem.stages, schedule.stages, strict=True)
     )
     bare = schedule.replace(stages=stages, reserve=max(schedule.reserve, 1))
-    result = replay(candidate.problem("judge", plain=True), schedule)
+    credit = credit_of(candidate.encoding)
+    result = replay(candidate.problem("judge", plain=True), schedule, credit=credit)
     copied = max(int(result.copied_bytes.sum()), 1)
     return Prefetching(
         experts,

@@ -35,6 +35,7 @@ def plan_notes(
         _keys_values(candidate, policy, memory, predicted),
         _hosted(policy, predicted),
         _binds(predicted),
+        _credit(candidate, predicted),
         *_rivals(solver, value, rivals),
     ]
     notes += [f"{solver}: {text}" for text in said]
@@ -67,6 +68,11 @@ def _copies(candidate: Candidate, predicted: Predicted) -> str:
         return ""
     whole = sum(each) / len(each) * passes
     spent = predicted.totals.duration_by_kind_ns
+    if predicted.credit_ns is not None:
+        # what they would take without the link's credit: their bytes, at the rate that lasts
+        busy = sum(time for kind, time in spent.items() if kind.startswith("copy_"))
+        lasts = candidate.encoding.link.alone_ns(predicted.totals.bytes_read)
+        whole *= busy / max(lasts * candidate.factors.copy, 1.0)
     ahead, demanded = (spent.get(kind, 0) / whole for kind in ("copy_prefetch", "copy_demand"))
     if not ahead + demanded:
         return "no expert is copied in a pass"
@@ -119,6 +125,18 @@ def _hosted(policy: Policy, predicted: Predicted) -> str:
         f"{host_words(policy.host)}; that takes {spent / max(predicted.totals.wall_ns, 1):.0%} of "
         "the time on the CPU, beside the device; that copies and the CPU share host memory's "
         "bandwidth is not priced"
+    )
+
+
+def _credit(candidate: Candidate, predicted: Predicted) -> str:
+    link = candidate.encoding.link
+    if predicted.credit_ns is None or link.burst is None:
+        return ""
+    return (
+        f"the {link.name} does {link.burst.peak_bytes_per_second.value / 1e9:.2g} GB/s when it has "
+        f"rested, and {link.bandwidth_bytes_per_second.value / 1e9:.2g} GB/s once it is "
+        f"{typed_size(int(link.burst.depth_bytes.value))} ahead: the prediction counts that; "
+        "objective, bound and gap, and with them the choice of this plan, do not"
     )
 
 

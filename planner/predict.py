@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.computing import computing_share
+from planner.credit import credit_of
 from planner.documents import Event, Predicted, PredictedTotals, Slowdown, Timeline
 from planner.encode import Encoding
 from planner.factors import Factors
@@ -51,12 +52,14 @@ class Judged:
 def predict(judged: Judged, schedule: Schedule) -> Predicted:
     """Replay ``schedule`` on the judging scenarios and add up what the whole workload takes.
 
-    Each pass counts as often as it stands for passes of the workload; runs are averaged. The
-    interval around a rate is ``planner.interval``'s.
+    A link's credit counts, other than in objectives and bounds. Each pass counts as often as it
+    stands for passes of the workload; runs are averaged. The interval around a rate is
+    ``planner.interval``'s.
     """
     workload = judged.encoding.workload
     scenarios = judged.problem.scenarios
-    result = replay(judged.problem, schedule, record=bool(judged.encoding.raw))
+    credit, record = credit_of(judged.encoding), bool(judged.encoding.raw)
+    result = replay(judged.problem, schedule, record=record, credit=credit)
     weight = scenarios.weight
     pass_ns = result.pass_ns
     runs = judged.runs
@@ -76,7 +79,7 @@ def predict(judged: Judged, schedule: Schedule) -> Predicted:
     )
     per_run = (pass_ns * weight).reshape(runs, -1)
     encoding = judged.encoding
-    computing = computing_share(judged.problem, schedule)
+    computing = computing_share(judged.problem, schedule, credit)
     spread = relative_error(encoding.profile.costs, encoding.link, by_kind, wall_ns, computing)
     new_tokens = workload.requests * workload.new_tokens
     decoded = workload.requests * (workload.new_tokens - 1)
@@ -88,6 +91,7 @@ def predict(judged: Judged, schedule: Schedule) -> Predicted:
         totals=totals,
         timeline=_timeline(judged, schedule),
         slowdown=Slowdown(*judged.factors),
+        credit_ns=None if credit is None else credit.depth_ns,
     )
 
 
@@ -174,7 +178,7 @@ def _timeline(judged: Judged, schedule: Schedule) -> Timeline:
     """The first run's first passes, event by event, as many as a few thousand events hold."""
     problem = judged.problem
     one = problem.replace(scenarios=problem.scenarios.take_runs(1))
-    result = replay(one, schedule, record=True)
+    result = replay(one, schedule, record=True, credit=credit_of(judged.encoding))
     # passes that form a ring are one run, so more than one of them may have been replayed
     stages = [times for times in result.stages if times.pass_index < len(judged.shapes)]
     streams = _streams(schedule)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.documents import Channel, Curve, Figure, Surface
+from planner.documents import Burst, Channel, Curve, Figure, Surface
 from profiler.curves import isotonic
 
 __all__ = ["corrected", "scaled_channel", "scaled_curve", "scaled_surface", "weight"]
@@ -106,7 +106,14 @@ def scaled_channel(channel: Channel, ratio: float, more: int) -> Channel:
     """A link whose copies take longer by ``ratio``: latency and time a byte alike."""
     bandwidth = _scaled(channel.bandwidth_bytes_per_second, 1 / ratio, more)
     latency = _scaled(channel.latency_ns, ratio, more)
-    return replace(channel, bandwidth_bytes_per_second=bandwidth, latency_ns=latency)
+    burst = channel.burst
+    if burst is not None:
+        # as deep as it was in time
+        burst = Burst(
+            _scaled(burst.peak_bytes_per_second, 1 / ratio, more),
+            _scaled(burst.depth_bytes, 1 / ratio, more),
+        )
+    return replace(channel, bandwidth_bytes_per_second=bandwidth, latency_ns=latency, burst=burst)
 
 
 def _scaled(one: Figure, ratio: float, more: int) -> Figure:

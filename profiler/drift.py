@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 from executor.backends import make_backend
 from executor.source import open_weights
@@ -19,6 +20,7 @@ from planner.predict import predict
 from planner.profiles import Profile
 from planner.recompute import candidate_of
 from profiler.bench import Tokens
+from profiler.burst import lasting_rate
 from profiler.correct import scaled_channel, scaled_curve, scaled_surface
 from profiler.effort import Effort
 from profiler.measure import Measurement
@@ -75,8 +77,16 @@ def link_ratio(profile: Profile, chunk_bytes: int) -> float | None:
             _MOMENT,
             make_backend(profile.hardware.device, link="h2d" if channel.name == "h2d" else "disk"),
         )
-        for task in measurement.link_tasks(chunk_bytes):
+        for task in (
+            measurement.link_tasks(chunk_bytes)
+            if channel.burst is None
+            else measurement.burst_tasks(most=2)
+        ):
             task.run()
+    if channel.burst is not None:
+        # what lasts: copies of a moment may be the burst's
+        rates = [rate for one in measurement.rested.plain if (rate := lasting_rate(one))]
+        return channel.bandwidth_bytes_per_second.value / median(rates) if rates else None
     expected = sum(channel.alone_ns(copy.size_bytes, copy.chunks) for copy in measurement.copies)
     took = sum(copy.duration_ns for copy in measurement.copies)
     return took / expected if expected else None

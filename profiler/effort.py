@@ -22,6 +22,8 @@ class Effort:
         Moments in which the channel fills its slots, for each chunk size.
     moment_ns
         The least that each of them lasts: slots are filled again and again.
+    stream_ns
+        Of each stream that is read after a rest; 0: bursts are not looked for.
     turns, passes
         Of contention: alternations, and passes in each.
     """
@@ -30,5 +32,6 @@ class Effort:
     rounds: int = 2
     fills: int = 3
     moment_ns: int = 200_000_000
+    stream_ns: int = 700_000_000
     turns: int = 2
     passes: int = 4

@@ -11,7 +11,7 @@ from planner.memory import account_device, default_head_tiling
 from planner.sides import parts_of
 from planner.span import context_tokens
 
-__all__ = ["HEAD_TILES", "SLOTS", "BenchPlan", "Layout", "bench_layers", "first_layers"]
+__all__ = ["HEAD_TILES", "SLOTS", "BenchPlan", "Layout", "bench_layers", "copying", "first_layers"]
 
 SLOTS = (12, 8, 6, 4, 3, 2, 1)
 """How many streaming slots a bench may have, the best first."""
@@ -245,3 +245,15 @@ class Layout:
             chunk_bytes=self.chunk_bytes,
         )
         return BenchPlan(layers, self.moe_layer, policy, workload)
+
+
+def copying(
+    model: ModelSpec, memory_bytes: int, chunk_bytes: int, *, raw: bool = False
+) -> BenchPlan | None:
+    """A bench for copies alone, with as many slots as fit; None where such pieces do not fit."""
+    for slots in SLOTS:
+        layout = Layout(model, memory_bytes, slots, 0, True, chunk_bytes, raw)
+        plan = layout.widest(Workload(1, 1, 8))
+        if plan is not None:
+            return plan
+    return None

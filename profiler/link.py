@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -11,12 +12,12 @@ from statistics import mean
 import numpy as np
 
 from executor.units import Unit
-from planner.documents import Figure
+from planner.documents import Burst, Figure
 from planner.documents.base import Source
 from profiler.bench import Bench
 from profiler.curves import drifting, figure
 
-__all__ = ["CopySample", "LinkFit", "copies_alone", "fit_link", "one_moment"]
+__all__ = ["CopySample", "LinkFit", "copies_alone", "copies_for_a_moment", "fit_link", "one_moment"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class CopySample:
 
 @dataclass(frozen=True, slots=True)
 class LinkFit:
-    """A chunk of s bytes takes ``latency_ns + s / bandwidth``.
+    """A chunk of s bytes takes ``latency_ns + s / bandwidth``, once a ``burst`` is spent.
 
     ``held_out_error`` is the median relative error at every other sample, which the fit that it
     judges has not seen.
@@ -39,6 +40,7 @@ class LinkFit:
     bandwidth_bytes_per_second: Figure
     latency_ns: Figure
     held_out_error: float
+    burst: Burst | None = None
 
 
 def copies_alone(bench: Bench, order: Random) -> list[CopySample]:
@@ -65,6 +67,16 @@ def copies_alone(bench: Bench, order: Random) -> list[CopySample]:
         chunks = -(-size // policy.chunk_bytes)
         samples.append(CopySample(chunks, round(size * share), event.end_ns - event.start_ns))
     return samples
+
+
+def copies_for_a_moment(bench: Bench, order: Random, least_ns: int) -> list[CopySample]:
+    """As long as a kernel's accounting of reads takes, where one fill is shorter; a share of them,
+    so that small experts do not outweigh their moments."""
+    begin, copies = time.perf_counter_ns(), copies_alone(bench, order)
+    fill = len(copies)
+    while time.perf_counter_ns() - begin < least_ns:
+        copies += copies_alone(bench, order)
+    return one_moment(copies)[:fill]
 
 
 def one_moment(samples: Sequence[CopySample]) -> list[CopySample]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,13 +26,13 @@ from planner.documents import (
     Surface,
     ThreadTimes,
     ThreadUse,
-    Workload,
     document_hash,
 )
 from planner.documents.base import Source
 from planner.documents.costs import OperationKind
 from planner.groups import CHUNK_BYTES
 from profiler.bench import Bench, Tokens
+from profiler.burst import Rested
 from profiler.compute import Cell, decode_cells, fitting, measure_cell, prefill_cells, too_little
 from profiler.contention import contend, kind_slowdowns, slowdowns
 from profiler.curves import drifting, fit_curve, fit_surface
@@ -42,8 +41,8 @@ from profiler.forms import FormSamples, Pairs, form_curves, form_slowdowns
 from profiler.host import HostSamples, host_tasks
 from profiler.in_runs import as_in_runs
 from profiler.kv import WriteSamples, measure_writes
-from profiler.layout import SLOTS, BenchPlan, Layout
-from profiler.link import CopySample, copies_alone, fit_link, one_moment
+from profiler.layout import SLOTS, BenchPlan, Layout, copying
+from profiler.link import CopySample, LinkFit, copies_alone, copies_for_a_moment, fit_link
 from profiler.machine import describe_machine
 from profiler.observed import Observed
 from profiler.samples import PassSamples
@@ -100,6 +99,7 @@ class Measurement:
     pairs: Pairs = field(default_factory=list)
     prefill_pairs: Pairs = field(default_factory=list)
     raw_copies: list[CopySample] = field(default_factory=list)
+    rested: Rested = field(default_factory=Rested)
     raw_pairs: Pairs = field(default_factory=list)
     writes: WriteSamples = field(default_factory=WriteSamples)
     form_samples: dict[FormName, FormSamples] = field(default_factory=dict)
@@ -129,7 +129,8 @@ class Measurement:
         BudgetError
             If the budget does not hold the smallest bench.
         """
-        return [task for _ in range(self.effort.rounds) for task in self._round()]
+        rounds = (task for _ in range(self.effort.rounds) for task in self._round())
+        return [*self.burst_tasks(), *rounds]
 
     def _round(self) -> list[Task]:
         layout = Layout(self.model, self.memory_bytes)
@@ -186,37 +187,31 @@ class Measurement:
 
         ``raw``: of experts as they are, of a store that has them compressed, too.
         """
-        workload = Workload(1, 1, 8)
         copies = self.raw_copies if raw else self.copies
-        for slots in SLOTS:
-            layout = Layout(self.model, self.memory_bytes, slots, 0, True, chunk, raw)
-            plan = layout.widest(workload)
-            if plan is None:
-                continue
-            expert = self.model.layers[plan.moe_layer].expert_bytes
-            moment = max(slots * expert, self.effort.moment_ns)
-            estimate = slots * expert + moment * self.effort.fills + 200_000_000
+        plan = copying(self.model, self.memory_bytes, chunk, raw=raw)
+        if plan is None:
+            return []
+        filled = plan.policy.slots * self.model.layers[plan.moe_layer].expert_bytes
 
-            def task(plan: BenchPlan = plan) -> None:
-                with self._bench(plan) as bench:
-                    # first touches of the slots' pages, which a run has behind it
-                    copies_alone(bench, self.order)
-                    for _ in range(self.effort.fills):
-                        copies.extend(self._copies_for_a_moment(bench))
-                        self.reference.take()
+        def task() -> None:
+            with self._bench(plan) as bench:
+                # first touches of the slots' pages, which a run has behind it
+                copies_alone(bench, self.order)
+                for _ in range(self.effort.fills):
+                    copies.extend(copies_for_a_moment(bench, self.order, self.effort.moment_ns))
+                    self.reference.take()
 
-            what = "copies of raw experts" if raw else "copies"
-            return [Task(f"{what} in pieces of {chunk >> 10} KiB", estimate, task)]
-        return []
+        what = "copies of raw experts" if raw else "copies"
+        estimate = filled + max(filled, self.effort.moment_ns) * self.effort.fills + 200_000_000
+        return [Task(f"{what} in pieces of {chunk >> 10} KiB", estimate, task)]
 
-    def _copies_for_a_moment(self, bench: Bench) -> list[CopySample]:
-        """As long as a kernel's accounting of reads takes, where one fill is shorter; a share of
-        them, so that small experts do not outweigh their moments."""
-        begin, copies = time.perf_counter_ns(), copies_alone(bench, self.order)
-        fill = len(copies)
-        while time.perf_counter_ns() - begin < self.effort.moment_ns:
-            copies += copies_alone(bench, self.order)
-        return one_moment(copies)[:fill]
+    def burst_tasks(self, most: int = 5) -> list[Task]:
+        """Does a drive that has rested read ahead of the rate that lasts? Not asked where reads are
+        paced. ``most``: streams of each link."""
+        if self.paced_bytes_per_second or self.backend.link != "disk" or not self.effort.stream_ns:
+            return []
+        how = self.source, self.memory_bytes, self._bench, self.order, self.effort.stream_ns
+        return self.rested.tasks(*how, most)
 
     def _writes(self) -> None:
         each_ns = self.effort.cell_ns // 2
@@ -326,13 +321,18 @@ class Measurement:
         return describe_machine(folder, self.memory_bytes, channel, self.backend.processor, threads)
 
     def _channel(self, copies: Sequence[CopySample]) -> Channel:
-        fit = fit_link(copies, self._tag)
+        fit = self._fit(copies)
         return Channel(
             self.backend.link,
             fit.bandwidth_bytes_per_second,
             fit.latency_ns,
             self.paced_bytes_per_second,
+            fit.burst,
         )
+
+    def _fit(self, copies: Sequence[CopySample]) -> LinkFit:
+        """The link that these went over, or the raw ones."""
+        return self.rested.spent(fit_link(copies, self._tag), raw=copies is self.raw_copies)
 
     def _raw(self) -> RawCopies | None:
         """Copies of experts as they are, where the store has both."""
@@ -389,7 +389,7 @@ class Measurement:
         self, copies: Sequence[CopySample], share: float, form: FormName = OWN
     ) -> float:
         """Bytes/s that such copies bring in the pieces that contention was measured with."""
-        fit = fit_link(copies)
+        fit = self._fit(copies)
         size = self.model.form_bytes(Layout(self.model, 0).moe_layer, form)
         chunks = -(-size // self._beside_chunk)
         slope = 1e9 / fit.bandwidth_bytes_per_second.value

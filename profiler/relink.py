@@ -75,11 +75,12 @@ def links_of(
     profile: Profile, run: Observed, chunk_bytes: int, raw: tuple[tuple[int, ...], ...] | None
 ) -> list[Link]:
     """The links that a run's copies went over, unless they were paced: then they tell of their pace
-    only. ``raw``: of a store with both formats, which experts were copied as they are, by layer;
-    None where the trace does not say: it then tells of no link."""
+    only; or have bursts: then they tell as much of those. ``raw``: of a store with both formats,
+    which experts were copied as they are, by layer; None where the trace does not say: it then
+    tells of no link."""
     costs, model = profile.costs, profile.model
     channel = next((one for one in profile.hardware.channels if one.name != "d2h"), None)
-    if channel is None or channel.paced_bytes_per_second is not None:
+    if channel is None or channel.paced_bytes_per_second is not None or channel.burst is not None:
         return []
     if costs.raw is None:
         return _link(COPY, channel, costs, run, run.copies, chunk_bytes, model)

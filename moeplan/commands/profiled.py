@@ -144,7 +144,11 @@ def measured_table(made: Profile) -> Table:
 def _channel_words(channel: Channel) -> str:
     bandwidth = channel.bandwidth_bytes_per_second
     paced = "" if channel.paced_bytes_per_second is None else ", paced"
+    ahead = ""
+    if channel.burst is not None:
+        peak, depth = channel.burst.peak_bytes_per_second, channel.burst.depth_bytes
+        ahead = f"; rested: {peak.value / 1e9:.2f} GB/s until {human_bytes(depth.value)} ahead"
     return (
         f"{bandwidth.value / 1e9:.2f} GB/s, {human_time(channel.latency_ns.value)} to begin "
-        f"({bandwidth.source}{paced})"
+        f"({bandwidth.source}{paced}){ahead}"
     )

@@ -20,7 +20,6 @@ from planner.documents.base import (
     write_document,
 )
 from planner.documents.costs import (
-    Channel,
     CostProfile,
     Curve,
     Hardware,
@@ -28,8 +27,8 @@ from planner.documents.costs import (
     KvWrites,
     RawCopies,
     Surface,
-    Tier,
 )
+from planner.documents.links import Burst, Channel, Tier
 from planner.documents.machine import Machine
 from planner.documents.model import (
     OWN,
@@ -94,6 +93,7 @@ __all__ = [
     "OWN",
     "Asked",
     "BalanceFigures",
+    "Burst",
     "Channel",
     "CostProfile",
     "Curve",

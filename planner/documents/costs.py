@@ -12,7 +12,6 @@ from pydantic import ConfigDict, Field
 from planner.documents.base import (
     STRICT,
     Added,
-    Bytes,
     Document,
     Figure,
     Hash,
@@ -22,13 +21,13 @@ from planner.documents.base import (
     Positive,
     Source,
 )
+from planner.documents.links import Channel, Tier
 from planner.documents.model import FormName
 from planner.documents.slowdowns import LEAST_SLOWDOWN, FormSlowdown
 from planner.documents.threads import ThreadTimes
 
 __all__ = [
     "LEAST_SLOWDOWN",
-    "Channel",
     "CostProfile",
     "Curve",
     "Hardware",
@@ -37,7 +36,6 @@ __all__ = [
     "OperationKind",
     "RawCopies",
     "Surface",
-    "Tier",
 ]
 
 OperationKind = Literal[
@@ -52,37 +50,6 @@ OperationKind = Literal[
     "head",
     "sample",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Tier:
-    """One memory: ``device``, ``host`` or ``disk``."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
-    name: Literal["device", "host", "disk"]
-    capacity_bytes: Bytes
-    source: Source
-
-
-@dataclass(frozen=True, slots=True)
-class Channel:
-    """One link: ``disk`` (disk to host), ``h2d`` or ``d2h``.
-
-    A copy of s bytes takes ``latency_ns + s / bandwidth`` alone on the channel.
-    """
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
-    name: Literal["disk", "h2d", "d2h"]
-    bandwidth_bytes_per_second: Figure
-    latency_ns: Figure
-    paced_bytes_per_second: Positive | None = None
-
-    def alone_ns(self, size_bytes: float, chunks: int = 1) -> float:
-        """So many bytes, as they are read, in so many copies one after the other."""
-        bandwidth = self.bandwidth_bytes_per_second.value
-        return chunks * self.latency_ns.value + size_bytes * 1e9 / bandwidth
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,7 +245,8 @@ class Slowdown:
 class Predicted:
     """What the plan promises. ``tokens_per_second`` counts new tokens over the whole run
     ("in all", prefill included); ``decode_tokens_per_second`` over decode passes alone. With
-    ``slowdown`` and the profile, all of it can be computed again."""
+    ``slowdown`` and the profile, all of it can be computed again. ``credit_ns`` of the link counts
+    here (None: it has no burst), in the plan's objective and bound it does not."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -255,6 +256,7 @@ class Predicted:
     totals: PredictedTotals
     timeline: Timeline
     slowdown: Slowdown = Slowdown()
+    credit_ns: Added[Annotated[int, Field(ge=1, le=1 << 42)]] = None
 
 
 @dataclass(frozen=True, slots=True)

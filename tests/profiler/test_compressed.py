@@ -20,7 +20,7 @@ from profiler import profile_checkpoint
 from profiler.effort import Effort
 from solvers.outcome import Stop
 
-QUICK = Effort(cell_ns=1, rounds=1, fills=1, turns=1, passes=1)
+QUICK = Effort(cell_ns=1, rounds=1, fills=1, turns=1, passes=1, stream_ns=0)
 PACE = 200_000_000
 
 

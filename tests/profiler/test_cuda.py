@@ -30,7 +30,7 @@ def test_host_memory_without_a_gpu_is_refused(
 @needs_gpu
 def test_profile_on_a_gpu(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     folder = checkpoint("mixtral")
-    quick = Effort(cell_ns=1_000_000, rounds=1, fills=1, turns=1, passes=1)
+    quick = Effort(cell_ns=1_000_000, rounds=1, fills=1, turns=1, passes=1, stream_ns=0)
     for host, channel in ((None, "disk"), (1 << 30, "h2d")):
         out = tmp_path / channel
         profile_checkpoint(

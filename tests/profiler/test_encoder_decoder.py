@@ -35,7 +35,7 @@ PROMPT, NEW_TOKENS = 12, 4
 """A run keeps the events of so many passes."""
 FIXED = ("embed", "attention", "cross_attention", "router", "dense_mlp", "combine", "sample")
 DECODER = ("decoder.block.0", "decoder.block.1")
-QUICK = Effort(cell_ns=1, rounds=1, fills=1, moment_ns=1, turns=1, passes=1)
+QUICK = Effort(cell_ns=1, rounds=1, fills=1, moment_ns=1, turns=1, passes=1, stream_ns=0)
 
 
 def prompts_of(count: int, seed: int = 0) -> list[list[int]]:

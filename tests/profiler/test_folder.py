@@ -24,7 +24,7 @@ from solvers.errors import (
     UnsupportedError,
 )
 
-QUICK = Effort(cell_ns=1, rounds=1, fills=1, moment_ns=20_000_000, turns=1, passes=1)
+QUICK = Effort(cell_ns=1, rounds=1, fills=1, moment_ns=20_000_000, turns=1, passes=1, stream_ns=0)
 LARGE = 64 << 20
 
 

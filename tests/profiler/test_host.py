@@ -28,7 +28,9 @@ from profiler.verify import verify
 from tests.stand_in import StandIn
 
 PROMPTS = [[3, 5, 7, 11] * 4, [4, 6, 8] * 5]
-QUICK = Effort(cell_ns=1_000_000, rounds=2, fills=1, moment_ns=1_000_000, turns=1, passes=1)
+QUICK = Effort(
+    cell_ns=1_000_000, rounds=2, fills=1, moment_ns=1_000_000, turns=1, passes=1, stream_ns=0
+)
 
 
 def stand_in(patch: pytest.MonkeyPatch, module: ModuleType, pause_s: float = 0.0) -> None:

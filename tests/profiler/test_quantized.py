@@ -37,7 +37,7 @@ from profiler.link import CopySample
 from profiler.measure import Measurement
 from profiler.refine import refine
 
-QUICK = Effort(cell_ns=1, rounds=1, fills=1, turns=1, passes=1)
+QUICK = Effort(cell_ns=1, rounds=1, fills=1, turns=1, passes=1, stream_ns=0)
 
 
 @pytest.fixture

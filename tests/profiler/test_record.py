@@ -23,7 +23,7 @@ from profiler.record import longest_prompt, record_routing
 from solvers.errors import BudgetError
 
 NEW_TOKENS = 16
-QUICK = Effort(cell_ns=1, rounds=1, fills=1, turns=1, passes=1)
+QUICK = Effort(cell_ns=1, rounds=1, fills=1, turns=1, passes=1, stream_ns=0)
 
 
 def test_the_longest_prompt_fits_and_one_token_more_does_not(

@@ -21,7 +21,7 @@ from profiler.layout import BenchPlan, Layout
 from profiler.threads import candidates, choose, given_threads, measure_threads
 from solvers.errors import OptionError
 
-QUICK = Effort(cell_ns=1, rounds=1, fills=1, moment_ns=20_000_000, turns=1, passes=1)
+QUICK = Effort(cell_ns=1, rounds=1, fills=1, moment_ns=20_000_000, turns=1, passes=1, stream_ns=0)
 LARGE = 64 << 20
 
 
