@@ -1,9 +1,9 @@
-"""A plan or a trace in words and bars, for somebody who has to trust it."""
+"""A plan or a trace in words, for somebody who has to trust it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -32,16 +32,15 @@ __all__ = [
     "compared",
     "counted",
     "decode_tokens_per_second",
-    "expert_map",
     "explain_plan",
     "explain_trace",
     "gap_words",
-    "memory_bars",
     "note_list",
     "objective_value",
     "objective_words",
     "range_words",
     "served_words",
+    "share",
     "tokens_per_second",
     "work_words",
 ]
@@ -91,7 +90,8 @@ def compared(placement: ExpertPlacement) -> list[PlacementCandidate]:
     return sorted(placement.candidates, key=lambda one: (-one.layers, one.average_max_load))
 
 
-def _share(part: float, whole: float) -> str:
+def share(part: float, whole: float) -> str:
+    """In percent; of nothing, 0%."""
     return f"{100 * part / whole:.0f}%" if whole else "0%"
 
 
@@ -229,10 +229,10 @@ def _promises(plan: Plan) -> str:
         f"Predicted: tokens/s {range_words(speed)} in all, "
         f"{human_number(decode.value)} in decode alone; first token after "
         f"{human_time(predicted.time_to_first_token_ns)}; {human_time(totals.wall_ns)} for "
-        f"everything, {_share(totals.prefill_ns, totals.wall_ns)} of it prefill. It reads "
-        f"{human_bytes(totals.bytes_read)}. Compute waits {_share(inter + intra, totals.wall_ns)} "
-        f"of the time: {_share(inter, totals.wall_ns)} for dense parts, "
-        f"{_share(intra, totals.wall_ns)} for experts and the head."
+        f"everything, {share(totals.prefill_ns, totals.wall_ns)} of it prefill. It reads "
+        f"{human_bytes(totals.bytes_read)}. Compute waits {share(inter + intra, totals.wall_ns)} "
+        f"of the time: {share(inter, totals.wall_ns)} for dense parts, "
+        f"{share(intra, totals.wall_ns)} for experts and the head."
     )
 
 
@@ -331,12 +331,12 @@ def explain_trace(
     text = (
         f"Measured on {trace.device}{paced}: tokens/s {human_number(measured)} in all: "
         f"{counted(totals.new_tokens, 'new token')} in {human_time(totals.wall_ns)}, "
-        f"{_share(totals.prefill_ns, totals.wall_ns)} of it prefill, in {totals.passes:,} "
+        f"{share(totals.prefill_ns, totals.wall_ns)} of it prefill, in {totals.passes:,} "
         f"{'pass' if totals.passes == 1 else 'passes'}. Read {human_bytes(totals.bytes_read)}, of "
         "which "
         f"{human_bytes(totals.wasted_prefetch_bytes)} were prefetched in vain. Compute waited "
-        f"{_share(inter + intra, totals.wall_ns)} of the time: {_share(inter, totals.wall_ns)} for "
-        f"dense parts, {_share(intra, totals.wall_ns)} for experts and the head. Device peak "
+        f"{share(inter + intra, totals.wall_ns)} of the time: {share(inter, totals.wall_ns)} for "
+        f"dense parts, {share(intra, totals.wall_ns)} for experts and the head. Device peak "
         f"{human_bytes(totals.device_peak_bytes)} of {human_bytes(totals.device_budget_bytes)}; "
         f"process peak {human_bytes(totals.process_peak_bytes)}."
     )
@@ -369,47 +369,8 @@ def served_words(totals: TraceTotals) -> str:
     """How the experts that routers chose were met."""
     count = sum(totals.served.values())
     shares = [
-        f"{_share(totals.served[how], count)} {words}"
+        f"{share(totals.served[how], count)} {words}"
         for how, words in _SERVED_WORDS.items()
         if how in totals.served
     ]
     return f"Of {counted(count, 'expert')} that layers needed: {', '.join(shares)}."
-
-
-def memory_bars(by_purpose: Mapping[str, int], capacity_bytes: int, width: int = 40) -> Table:
-    """Bars of the memory that each purpose takes, largest first, against the budget."""
-    table = Table.grid(padding=(0, 2))
-    peak = sum(by_purpose.values())
-    largest = max([*by_purpose.values(), 1])
-    rows = sorted(by_purpose.items(), key=lambda item: -item[1])
-    for purpose, size in rows:
-        if size:
-            bar = "█" * max(round(width * size / largest), 0) or "▏"
-            table.add_row(PURPOSE_WORDS.get(purpose, purpose), human_bytes(size), Text(bar, "cyan"))
-    table.add_row(
-        Text("together", "bold"),
-        Text(human_bytes(peak), "bold"),
-        f"of {human_bytes(capacity_bytes)} ({_share(peak, capacity_bytes)})",
-    )
-    return table
-
-
-def expert_map(plan: Plan, model: ModelSpec) -> Text:
-    """One row a layer, one sign an expert: █ stays, ▒ candidate to be copied ahead, · on demand."""
-    text = Text()
-    for index, line in enumerate(_map_lines(plan, model)):
-        text.append(f"{index:>4}  ", "dim")
-        for sign in line:
-            text.append(sign, {"█": "cyan", "▒": "yellow"}.get(sign, "dim"))
-        text.append("\n")
-    text.append("      █ stays  ▒ candidate to be copied ahead  · on demand", "dim")
-    return text
-
-
-def _map_lines(plan: Plan, model: ModelSpec) -> Iterator[str]:
-    for layer, spec in zip(plan.policy.layers, model.layers, strict=True):
-        resident, ahead = set(layer.resident), set(layer.prefetch)
-        yield "".join(
-            "█" if expert in resident else "▒" if expert in ahead else "·"
-            for expert in range(spec.experts)
-        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
@@ -23,7 +23,6 @@ from planner.documents import (
     Hardware,
     ModelSpec,
     RawCopies,
-    Surface,
     ThreadTimes,
     ThreadUse,
     document_hash,
@@ -361,8 +360,8 @@ class Measurement:
             curves=curves,
             attention_decode=fit_surface(self.samples.decode),
             attention_prefill=fit_surface(self.samples.prefill),
-            cross_decode=_surface(self.samples.cross_decode),
-            cross_prefill=_surface(self.samples.cross_prefill),
+            cross_decode=fit_surface(crossed) if (crossed := self.samples.cross_decode) else None,
+            cross_prefill=fit_surface(crossed) if (crossed := self.samples.cross_prefill) else None,
             copy_slowdown=ratios.copy_slowdown,
             compute_slowdown=ratios.compute_slowdown,
             reference_ns=drifting(self.reference.samples, self.reference.at_once),
@@ -395,7 +394,3 @@ class Measurement:
         slope = 1e9 / fit.bandwidth_bytes_per_second.value
         read = size * share
         return size * 1e9 / (chunks * fit.latency_ns.value + read * slope)
-
-
-def _surface(samples: Mapping[tuple[int, int], Sequence[int]]) -> Surface | None:
-    return fit_surface(samples) if samples else None

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from moeplan.bars import expert_map, memory_bars
 from moeplan.commands.common import (
     Json,
     plan_summary,
@@ -23,7 +24,7 @@ from moeplan.options import check_outputs
 from moeplan.output import Reporter
 from moeplan.page import build_page
 from moeplan.terminal import draw_pass, pass_indices
-from moeplan.words import expert_map, explain_trace, memory_bars
+from moeplan.words import explain_trace
 from planner.documents import (
     DOCUMENTS,
     ModelSpec,

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 from rich.text import Text
 
+from moeplan.bars import memory_bars
 from moeplan.commands.common import (
     AllowError,
     AttentionSinks,
@@ -56,7 +57,6 @@ from moeplan.options import (
     split_names,
 )
 from moeplan.output import SearchSteps, human_bytes
-from moeplan.words import memory_bars
 from planner.documents import QuantizedExperts, write_document
 from planner.objectives import OBJECTIVES
 from planner.quantized import LEAST_GROUP

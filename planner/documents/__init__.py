@@ -57,13 +57,10 @@ from planner.documents.plan import (
     MemoryAccount,
     Plan,
     Policy,
-    Predicted,
-    PredictedTotals,
     ProfileIndex,
-    Range,
-    Slowdown,
     Workload,
 )
+from planner.documents.predicted import Predicted, PredictedTotals, Range, Slowdown
 from planner.documents.routing import RoutingStats, RoutingTrace
 from planner.documents.slowdowns import FormSlowdown
 from planner.documents.threads import ThreadRatio, ThreadTimes, ThreadUse

@@ -9,7 +9,8 @@ from pydantic import ConfigDict, Field
 
 from planner.documents.base import STRICT, Bytes, Keyed, Nanoseconds, Units
 from planner.documents.inputs import Inputs
-from planner.documents.plan import Expert, Requests, Slowdown, Workload
+from planner.documents.plan import Expert, Requests, Workload
+from planner.documents.predicted import Slowdown
 
 __all__ = ["DevicePolicy", "DevicePrediction", "KeptExperts", "Offload"]
 

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from moeplan import cli
+from moeplan.bars import memory_bars
 from moeplan.page import build_page
 from moeplan.page_parts import KIND_GROUPS, MOST_EVENTS
 from moeplan.terminal import LOOKS, draw_pass, lane_signs, pass_events, pass_indices
@@ -20,7 +21,6 @@ from moeplan.words import (
     decode_tokens_per_second,
     explain_plan,
     explain_trace,
-    memory_bars,
     note_list,
     tokens_per_second,
 )
