@@ -68,14 +68,15 @@ def _copies(candidate: Candidate, predicted: Predicted) -> str:
         return ""
     whole = sum(each) / len(each) * passes
     spent = predicted.totals.duration_by_kind_ns
+    ahead, demanded = (float(spent.get(kind, 0)) for kind in ("copy_prefetch", "copy_demand"))
+    if not ahead + demanded:
+        return "no expert is copied in a pass"
     if predicted.credit_ns is not None:
         # what they would take without the link's credit: their bytes, at the rate that lasts
         busy = sum(time for kind, time in spent.items() if kind.startswith("copy_"))
         lasts = candidate.encoding.link.alone_ns(predicted.totals.bytes_read)
         whole *= busy / max(lasts * candidate.factors.copy, 1.0)
-    ahead, demanded = (spent.get(kind, 0) / whole for kind in ("copy_prefetch", "copy_demand"))
-    if not ahead + demanded:
-        return "no expert is copied in a pass"
+    ahead, demanded = ahead / whole, demanded / whole
     return (
         f"a pass copies about {_about(ahead + demanded)} of {len(each)} experts, predicted on "
         f"average: {_about(ahead)} ahead of the router and {_about(demanded)} on demand (what is "

@@ -20,6 +20,7 @@ from planner.documents import (
     to_json,
 )
 from planner.encode import Encoding
+from planner.explain import explain
 from planner.groups import CHUNK_BYTES, smallest_budget_bytes
 from planner.profiles import Profile
 from planner.solve import make_plan
@@ -125,6 +126,16 @@ def test_documents_with_and_without(plain: Profile) -> None:
         text["channels"][0]["burst"][field]["value"] = 0
         with pytest.raises(DocumentError, match="above 0"):
             parse_document(type(ahead), text, "here")
+
+
+def test_credit_that_nothing_is_copied_with(plain: Profile) -> None:
+    profile = bursting(plain, 5e8, 1e6)
+    plan = make_plan(profile, WORKLOAD, memory_bytes=1 << 30, solver="on-demand")
+    assert plan.predicted.totals.bytes_read == 0
+    assert "no expert is copied in a pass" in plan.notes
+    assert check_plan(plan, profile) == []
+    told = explain(plan, profile, time_limit_seconds=1)
+    assert (told.channel_busy, told.binds) == (0, "compute")
 
 
 def test_a_link_without_a_burst_needs_none() -> None:
