@@ -29,7 +29,10 @@ def catalog(
     if name is not None:
         machine = named_machine(name)
         found = _figures(machine)
-        table = Table("figure", "value", "kind", "conditions", box=None, pad_edge=False)
+        table = Table(box=None, pad_edge=False)
+        for heading in ("figure", "value", "kind"):
+            table.add_column(heading, no_wrap=True)
+        table.add_column("conditions")
         # an address that was cut could not be looked up
         table.add_column("source", overflow="fold")
         for row in found:
