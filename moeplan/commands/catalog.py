@@ -32,16 +32,14 @@ def catalog(
         table = Table(box=None, pad_edge=False)
         for heading in ("figure", "value", "kind"):
             table.add_column(heading, no_wrap=True)
-        table.add_column("conditions")
         # an address that was cut could not be looked up
-        table.add_column("source", overflow="fold")
+        table.add_column("conditions, source", overflow="fold")
         for row in found:
             table.add_row(
                 f"{row['name']} {row['quantity']}",
                 _with_unit(row["quantity"], row["value"]),
                 row["kind"],
-                row["conditions"],
-                row["source"],
+                "\n".join(filter(None, (row["conditions"], row["source"]))),
             )
         reporter.show(table)
         for text in machine.assumed:

@@ -98,7 +98,11 @@ def test_a_machines_file_is_not_written_over(
     assert mine.read_bytes() == before
 
 
-def test_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_the_catalogue(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
     assert cli.main(["catalog", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert [machine["name"] for machine in said["hardware"]] == list(machine_names())
