@@ -53,6 +53,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: Any) -> str:
+    capsys.readouterr()  # of commands before: a slow one shows how far it is
     assert main([*map(str, argv)]) == 2
     said = capsys.readouterr().err.strip()
     assert said.startswith("moeplan: ")

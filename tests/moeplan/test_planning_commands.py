@@ -29,6 +29,7 @@ WORK = ("--requests", 4, "--prompt-tokens", 14, "--new-tokens", 4)
 
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: Any) -> str:
+    capsys.readouterr()  # of commands before: a slow one shows how far it is
     assert cli.main([str(part) for part in argv]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     return line
