@@ -24,7 +24,7 @@ from planner.documents.base import (
 from planner.documents.links import Channel, Tier
 from planner.documents.model import FormName
 from planner.documents.slowdowns import LEAST_SLOWDOWN, FormSlowdown
-from planner.documents.threads import ThreadTimes
+from planner.documents.threads import Threaded, ThreadTimes
 
 __all__ = [
     "LEAST_SLOWDOWN",
@@ -38,18 +38,7 @@ __all__ = [
     "Surface",
 ]
 
-OperationKind = Literal[
-    "embed",
-    "attention",
-    "cross_attention",
-    "router",
-    "dense_mlp",
-    "shared_expert",
-    "expert",
-    "combine",
-    "head",
-    "sample",
-]
+OperationKind = Literal["embed", Threaded, "sample"]
 
 
 @dataclass(frozen=True, slots=True)
