@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from moeplan.interrupts import hold_in_extensions
-from moeplan.streams import plain_width
+from moeplan.streams import open_streams, plain_width
 
 __all__ = ["entry", "main"]
 
@@ -131,8 +131,6 @@ def entry() -> None:
     """The ``moeplan`` program."""
     code = 0
     try:
-        from moeplan.streams import open_streams
-
         open_streams()
         from moeplan.output import guard_stdout
 
