@@ -19,8 +19,8 @@ from planner.looking_ahead import with_predictors
 from planner.objectives import objective_named
 from planner.profiles import Profile
 from planner.solve import document, solve
-from planner.sweep import Told, untold
 from solvers.registry import Feature, load
+from solvers.told import Told, untold
 
 __all__ = ["FrontierPoint", "TimePoint", "by_time", "frontiers"]
 

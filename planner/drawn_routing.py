@@ -22,7 +22,6 @@ A token draws ``top_k`` different experts, each with exactly the chance that the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +34,7 @@ from planner.files import exists
 from planner.routing import TraceArrays, load_trace, trace_bytes, trace_document
 from planner.routing_sources import RoutingSource, load_source
 from solvers.errors import DocumentError, OptionError, UnsupportedError
+from solvers.told import Told, untold
 
 __all__ = ["DrawnRouting", "draw_routing", "inclusion", "systematic"]
 
@@ -46,9 +46,6 @@ _PROMPT = (16, 512)
 _MOST_CHANCES = 1 << 25
 """Sequences x tokens x layers x experts that are drawn: seconds of work."""
 _NUMBERS = npt.NDArray[np.uint16]
-
-Progress = Callable[[int, int, str], None]
-"""Told what is done, of how much, and its name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +64,7 @@ def draw_routing(
     prompt_tokens: int,
     seed: int,
     series: str | None = None,
-    progress: Progress | None = None,
+    progress: Told = untold,
 ) -> DrawnRouting:
     """The routing of ``model`` by ``what``.
 
@@ -252,7 +249,7 @@ def _drawn(
     said: str,
     prompt_tokens: int,
     random: np.random.Generator,
-    progress: Progress | None,
+    progress: Told,
 ) -> DrawnRouting:
     layers = chance.shape[1]
     tokens = _MOST_CHANCES // (layers * chance.shape[2])
@@ -262,8 +259,7 @@ def _drawn(
     sequences = max(min(_SEQUENCES, tokens // length), _FEWEST)
     experts = np.empty((sequences * length, layers, top_k), dtype=np.uint16)
     for index in range(sequences):
-        if progress is not None:
-            progress(index, sequences, "drawing routing")
+        progress(index, sequences, "drawing routing")
         rows = np.tile(chance[index % len(chance)], (length, 1))
         drawn = systematic(rows, top_k, random).reshape(length, layers, top_k)
         experts[index * length : (index + 1) * length] = drawn

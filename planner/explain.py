@@ -20,13 +20,14 @@ from planner.looking_ahead import with_predictors
 from planner.profiles import Profile
 from planner.recompute import candidate_of
 from planner.solve import make_plan
-from planner.sweep import GroupPoint, Told, by_group, untold
+from planner.sweep import GroupPoint, by_group
 from solvers.layout import START
 from solvers.outcome import Schedule
 from solvers.problem import Problem
 from solvers.relaxation import Relaxed, relax
 from solvers.replay import replay
 from solvers.sets import demand_share
+from solvers.told import Told, untold
 
 __all__ = ["Explanation", "Hosting", "Prefetching", "Price", "Unit", "asked_of", "explain"]
 

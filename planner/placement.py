@@ -24,11 +24,12 @@ from planner.routing_sources import RoutingSource
 from solvers.errors import BudgetError, OptionError
 from solvers.outcome import Stop
 from solvers.placement.choose import Origins
-from solvers.placement.exact import ENGINES, Progress, place_items
+from solvers.placement.exact import ENGINES, place_items
 from solvers.placement.problem import Placement, PlacementProblem, balance, check_placement
 from solvers.placement.rules import RULES
 from solvers.placement.traffic import relabel, traffic
 from solvers.registry import Limits
+from solvers.told import Told, untold
 
 __all__ = [
     "METHODS",
@@ -235,7 +236,7 @@ def place(
     source_hash: str,
     time_limit_seconds: float = 30.0,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Told = untold,
 ) -> ExpertPlacement:
     """Place experts.
 

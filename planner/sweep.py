@@ -7,7 +7,7 @@ more memory never makes the frontier worse.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -39,23 +39,15 @@ from planner.recompute import candidate_of
 from planner.solve import document, solve
 from solvers.errors import BudgetError, OptionError
 from solvers.registry import Feature, Limits, load
+from solvers.told import Told, untold
 
 __all__ = [
     "GroupPoint",
     "SweepPoint",
-    "Told",
     "budgets_between",
     "by_group",
     "sweep",
-    "untold",
 ]
-
-Told = Callable[[int, int, str], None]
-"""Called with what is done, of how much, and what it is."""
-
-
-def untold(done: int, total: int, what: str) -> None:
-    """No progress is wanted."""
 
 
 @dataclass(frozen=True, slots=True)

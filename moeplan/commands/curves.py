@@ -14,7 +14,8 @@ from planner.groups import group_sizes, smallest_budget_bytes
 from planner.kv import Place
 from planner.objectives import objective_named
 from planner.profiles import Profile
-from planner.sweep import Told, budgets_between, by_group
+from planner.sweep import budgets_between, by_group
+from solvers.told import Told
 
 __all__ = ["curve_steps", "draw_curves"]
 

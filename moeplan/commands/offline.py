@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,7 @@ from planner.documents import Machine, Workload
 from planner.files import exists
 from planner.profiles import Profile, load_profile
 from solvers.errors import OptionError
+from solvers.told import Told
 
 __all__ = [
     "DtypeName",
@@ -70,7 +70,7 @@ def profile_of(
     dtype: str | None,
     host_memory: str | None,
     profile_out: Path | None,
-    progress: Callable[[int, int, str], None],
+    progress: Told,
 ) -> Profile:
     """The profile of a folder, or one made of a model, a machine and statistics of routing.
 
@@ -120,7 +120,7 @@ def _made(
     dtype: str | None,
     host_memory: str | None,
     profile_out: Path | None,
-    progress: Callable[[int, int, str], None],
+    progress: Told,
 ) -> Profile:
     from planner.catalogue import load_machine
     from planner.drawn_routing import draw_routing

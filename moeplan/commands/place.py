@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +15,7 @@ from moeplan.options import check_outputs, optional_bandwidth, parse_size, split
 from moeplan.words import compared, counted
 from planner.documents import document_hash, write_document
 from solvers.errors import OptionError
+from solvers.told import Told
 
 if TYPE_CHECKING:
     from planner.documents.placement import ExpertPlacement
@@ -185,9 +185,7 @@ def place(
     reporter.result({**chosen, "methods": summaries, "out": out and str(out)})
 
 
-def _tell(
-    steps: Callable[[int, int, str], None], name: str, done: int, total: int, what: str
-) -> None:
+def _tell(steps: Told, name: str, done: int, total: int, what: str) -> None:
     """What a method that searches is at."""
     steps(done, total, f"{name}, {what}")
 

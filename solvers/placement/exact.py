@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -34,12 +33,12 @@ from solvers.placement.rules import RULES
 from solvers.placement.search import search
 from solvers.registry import Limits, load
 from solvers.sets_model import Row
+from solvers.told import Told, untold
 
 __all__ = [
     "ENGINES",
     "MOST_TERMS",
     "Placed",
-    "Progress",
     "StageModel",
     "place_items",
     "solve_exactly",
@@ -48,9 +47,6 @@ __all__ = [
 MOST_TERMS = 100_000
 """Terms of a stage's model that gets anywhere in its share of the time."""
 _UNIT = 1_000_000
-
-Progress = Callable[[int, int, str], None]
-"""Told how many stages are done, of how many (0: not known), and what is being done."""
 
 ENGINES = ("cpsat", "milp")
 """The back ends that solve a stage's model."""
@@ -161,7 +157,7 @@ def place_items(
     method: str,
     limits: Limits,
     origins: Origins | None = None,
-    progress: Progress | None = None,
+    progress: Told = untold,
 ) -> Placed:
     """A placement by any rule or engine; the arguments are as for ``solve_exactly``."""
     if method not in RULES:
@@ -175,7 +171,7 @@ def solve_exactly(
     engine: str,
     limits: Limits,
     origins: Origins | None = None,
-    progress: Progress | None = None,
+    progress: Told = untold,
 ) -> Placed:
     """Rules, local search, then an integer program for each stage that is small enough.
 
@@ -193,13 +189,12 @@ def solve_exactly(
     progress
         Told what is being done, and of each stage's integer program.
     """
-    tell = progress or (lambda done, total, what: None)
     solver = cast(ExactSolver, load(engine))
     deadline = time.monotonic() + limits.seconds
-    tell(0, 0, "choosing between rules and a search")
+    progress(0, 0, "choosing between rules and a search")
     choice = choose(problem, limits, origins or Origins())
     searched = choice.searched
-    tell(0, 0, "local search")
+    progress(0, 0, "local search")
     held = search(
         problem,
         [choice.start, *(rule(problem) for rule in RULES.values())],
@@ -214,7 +209,7 @@ def solve_exactly(
     small = scenarios * items * most * problem.devices <= MOST_TERMS
     bounds, optimal = np.zeros(stages), small
     for stage in range(stages):
-        tell(stage, stages, "integer programs")
+        progress(stage, stages, "integer programs")
         share, low = problem.share[asked[:, stage], stage], floor[asked[:, stage], stage]
         if not len(share):
             continue
