@@ -4,12 +4,13 @@
     python benchmarks/prediction.py --raw          # the same on the disk as it is
     python benchmarks/prediction.py CHECKPOINT ... --memory 0.45 1.1 --requests 1 8 64 --seconds 20
 
-Each checkpoint is packed and profiled once for each disk speed, before all of its runs. Each cell
-is planned and then run several times, each time with a fresh engine; the median counts, no cell is
-left out. A run is the workload again and again, until that takes as long as was asked for: about
-20 s for the example, whose passes of 30 ms follow each second of the machine, and 7 s for the bulk
-checkpoints, whose rate the disk holds, so that the grid stays below half an hour. The plan, its
-groups and its contexts are those of one workload; more requests or tokens at once would be another
+Each checkpoint is packed and profiled once for each disk speed, before all of its runs. Its cells
+are planned, and then run several times in turns, each time with a fresh engine: a cell's runs lie
+minutes apart, since the machine is faster and slower by a fifth for half a minute at a time. The
+median counts, no cell is left out. A run is the workload again and again, until that takes as long
+as was asked for: about 20 s for the example, whose passes of 30 ms follow each second of the
+machine, and 7 s for the bulk checkpoints, whose rate the disk holds, so that the grid stays below
+half an hour. The plan, its groups and its contexts are those of one workload; more requests or tokens at once would be another
 plan. The rate is all new tokens over all time, times of kinds are means.
 
 Budgets are fractions of the checkpoint's weights. Keys and values stay on the device. The machine's
@@ -143,6 +144,17 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Planned:
+    """A cell on its way: its plan, how often a run has its workload, and the runs so far."""
+
+    plan: Plan
+    memory_bytes: int
+    prompts: list[list[int]]
+    times: int
+    runs: list[Run]
+
+
+@dataclass(frozen=True)
 class Bench:
     """How cells are run: a profile, and what it was made under.
 
@@ -162,20 +174,27 @@ class Bench:
         asked = (memory_bytes, workload.requests, workload.prompt_tokens, workload.new_tokens)
         return (document_hash(self.profile.index), self.throttle, *asked, self.corrected)
 
-    def run(self, memory_bytes: int, workload: Workload) -> Cell:
-        """Plan, run, compare."""
+    def planned(self, memory_bytes: int, workload: Workload) -> Planned:
+        """A cell's plan, not yet run."""
         plan = make_plan(
             self.profile, workload, memory_bytes=memory_bytes, time_limit_seconds=5, kv="device"
         )
         prompts = run_prompts(self.profile, workload)
         times = max(round(self.seconds * 1e9 / plan.predicted.totals.wall_ns), 1)
-        found = []
-        for _ in range(self.runs):
-            copies = [self._copies(plan)]
-            traces = self._traces(plan, prompts, times)
-            copies.append(self._copies(plan))
-            found.append(self._held(plan, traces, [one for one in copies if one is not None]))
-        middle = sorted(found, key=lambda one: one.ratio)[self.runs // 2]
+        return Planned(plan, memory_bytes, prompts, times, [])
+
+    def run(self, cell: Planned) -> None:
+        """Once more."""
+        copies = [self._copies(cell.plan)]
+        traces = self._traces(cell.plan, cell.prompts, cell.times)
+        copies.append(self._copies(cell.plan))
+        held = self._held(cell.plan, traces, [one for one in copies if one is not None])
+        cell.runs.append(held)
+
+    def compared(self, cell: Planned) -> Cell:
+        """What its runs came to."""
+        plan, found, workload = cell.plan, cell.runs, cell.plan.workload
+        middle = sorted(found, key=lambda one: one.ratio)[len(found) // 2]
         promised = plan.predicted.tokens_per_second
         now = middle.predicted
         copy_drifts = [one.copy_drift for one in found if one.copy_drift is not None]
@@ -183,7 +202,7 @@ class Bench:
             checkpoint=self.profile.model.name,
             profile_hash=document_hash(self.profile.index),
             throttle_bytes_per_second=self.throttle,
-            memory_bytes=memory_bytes,
+            memory_bytes=cell.memory_bytes,
             requests=workload.requests,
             prompt_tokens=workload.prompt_tokens,
             new_tokens=workload.new_tokens,
@@ -201,7 +220,7 @@ class Bench:
             kinds=middle.kinds,
             copy_drift=statistics.median(copy_drifts) if copy_drifts else None,
             planned=promised.value if self.corrected else None,
-            times=times,
+            times=cell.times,
         )
 
     def trace_of(self, plan: Plan, prompts: list[list[int]]) -> Trace:
@@ -280,19 +299,24 @@ def cells_of(
     """The cells of one checkpoint under one disk, run unless they are known."""
     bench, size = bench_of(job, folder, options, throttle, corrected=options.raw)
     before = {cell.key: cell for cell in known}
+    cells: list[Cell | Planned] = []
     for fraction in job.memory:
         for requests in job.requests:
             workload = Workload(requests, job.prompt_tokens, job.new_tokens)
             memory_bytes = int(size * fraction)
             cell = before.get(bench.key(memory_bytes, workload))
-            if cell is None:
-                try:
-                    cell = bench.run(memory_bytes, workload)
-                except BudgetError as error:
-                    print(f"# {job.checkpoint.name}, {requests} requests: {error}")
-                    continue
-            print(cell.row(), flush=True)
-            yield cell
+            try:
+                cells.append(cell or bench.planned(memory_bytes, workload))
+            except BudgetError as error:
+                print(f"# {job.checkpoint.name}, {requests} requests: {error}")
+    for _ in range(bench.runs):
+        for one in cells:
+            if isinstance(one, Planned):
+                bench.run(one)
+    for one in cells:
+        found = bench.compared(one) if isinstance(one, Planned) else one
+        print(found.row(), flush=True)
+        yield found
 
 
 QUICK = Effort(cell_ns=1, rounds=1, fills=1, turns=1, passes=1, stream_ns=0)

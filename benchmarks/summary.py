@@ -106,31 +106,52 @@ def summary(cells: list[Cell]) -> dict[str, Any]:
 
     ``coverage`` is the share of single runs within their interval. ``kinds`` says of each kind of
     operation the median error, with and without its sign, the worst, and in how many cells it took
-    2% of the compute time or more.
+    2% of the compute time or more; ``groups`` the same of all copies together (a throttled disk
+    serves in lumps, which one copy or the next pays), of all computation and of all waiting.
     """
     errors = [abs(cell.error) for cell in cells]
     runs = sum(len(cell.measured) for cell in cells)
-    kinds: defaultdict[str, list[float]] = defaultdict(list)
-    for cell in cells:
-        wall = sum(ns for name, (_, ns) in cell.kinds.items() if on_compute(name))
-        for name, (predicted, measured) in cell.kinds.items():
-            if predicted and max(predicted, measured) > _LEAST_SHARE * wall:
-                kinds[name].append(measured / predicted - 1)
     return {
         "cells": [dataclasses.asdict(cell) for cell in cells],
         "median_abs_error": statistics.median(errors),
         "worst_abs_error": max(errors),
         "coverage": sum(cell.inside for cell in cells) / runs,
         **_uncorrected(cells),
-        "kinds": {
-            name: {
-                "cells": len(found),
-                "median_error": statistics.median(found),
-                "median_abs_error": statistics.median(map(abs, found)),
-                "worst_abs_error": max(map(abs, found)),
-            }
-            for name, found in sorted(kinds.items())
-        },
+        "kinds": _errors([(cell, cell.kinds) for cell in cells]),
+        "groups": _errors([(cell, _grouped(cell)) for cell in cells]),
+    }
+
+
+_Times = dict[str, tuple[int, int]]
+"""Predicted and measured ns by kind."""
+
+
+def _grouped(cell: Cell) -> _Times:
+    found: _Times = {}
+    for name, (predicted, measured) in cell.kinds.items():
+        group = {"copy": "all copies", "wait": "all waiting"}.get(name.partition("_")[0])
+        group = group or "all computation"
+        before = found.get(group, (0, 0))
+        found[group] = before[0] + predicted, before[1] + measured
+    return found
+
+
+def _errors(times: list[tuple[Cell, _Times]]) -> dict[str, dict[str, float]]:
+    """Errors of each kind's time over the cells in which it matters."""
+    kinds: defaultdict[str, list[float]] = defaultdict(list)
+    for cell, of in times:
+        wall = sum(ns for name, (_, ns) in cell.kinds.items() if on_compute(name))
+        for name, (predicted, measured) in of.items():
+            if predicted and max(predicted, measured) > _LEAST_SHARE * wall:
+                kinds[name].append(measured / predicted - 1)
+    return {
+        name: {
+            "cells": len(found),
+            "median_error": statistics.median(found),
+            "median_abs_error": statistics.median(map(abs, found)),
+            "worst_abs_error": max(map(abs, found)),
+        }
+        for name, found in sorted(kinds.items())
     }
 
 
@@ -167,7 +188,7 @@ def markdown(cells: list[Cell]) -> str:
     kinds = "\n".join(
         f"| {name} | {one['cells']} | {one['median_error']:+.1%} | "
         f"{one['median_abs_error']:.1%} | {one['worst_abs_error']:.1%} |"
-        for name, one in found["kinds"].items()
+        for name, one in (found["groups"] | found["kinds"]).items()
     )
     rows = "\n".join(f"| {cell.row()} |" for cell in cells)
     return (

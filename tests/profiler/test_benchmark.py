@@ -279,3 +279,47 @@ def test_coverage_is_of_runs_and_the_median_of_cells(benchmark_module: ModuleTyp
     assert kind["median_abs_error"] == pytest.approx(0.5)
     assert kind["worst_abs_error"] == pytest.approx(0.6)
     assert [Cell.of(dataclasses.asdict(cell)).key for cell in cells] == [c.key for c in cells]
+
+
+def test_copies_count_together_whichever_pays_for_the_throttle(
+    benchmark_module: ModuleType,
+) -> None:
+    """Copies: 150 predicted and measured; computation 60 of 80 ns; waits 30 of 20."""
+    kinds = {
+        "copy_demand": (100, 80), "copy_prefetch": (50, 70),
+        "expert": (70, 50), "router": (10, 10),
+        "wait_expert": (15, 28), "wait_head": (5, 2),
+    }  # fmt: skip
+    cell = Cell(
+        "a", "hash", None, 1, 1, 1, 1, "lru", 1, 1, 20.0, 10.0, 30.0,
+        (20.0,), 0.0, 1, 1.0, 0.0, kinds,
+    )  # fmt: skip
+    found = benchmark_module.summary([cell])["groups"]
+    assert {name: one["median_error"] for name, one in found.items()} == {
+        "all copies": 0,
+        "all computation": pytest.approx(-0.25),
+        "all waiting": pytest.approx(0.5),
+    }
+
+
+def test_cells_are_run_in_turns(
+    benchmark_module: ModuleType, first: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, words = first
+    module: Any = benchmark_module
+    order: list[int] = []
+    real = module.Bench.run
+
+    def noted(self: Any, cell: Any) -> None:
+        order.append(cell.plan.workload.requests)
+        real(self, cell)
+
+    monkeypatch.setattr(module.Bench, "run", noted)
+    out = folder / "turns.json"
+    asked = ["--requests", "2", "3", "--runs", "2", "--out", str(out)]
+    assert module.main([*words, *asked]) == 0
+    assert order == [2, 3, 2, 3]
+    # a grid that was stopped goes on with what it lacks
+    order.clear()
+    assert module.main([*words, "--requests", "3", "4", "--runs", "2", "--out", str(out)]) == 0
+    assert order == [4, 4]
