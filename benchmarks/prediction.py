@@ -10,8 +10,9 @@ minutes apart, since the machine is faster and slower by a fifth for half a minu
 median counts, no cell is left out. A run is the workload again and again, until that takes as long
 as was asked for: about 20 s for the example, whose passes of 30 ms follow each second of the
 machine, and 7 s for the bulk checkpoints, whose rate the disk holds, so that the grid stays below
-half an hour. The plan, its groups and its contexts are those of one workload; more requests or tokens at once would be another
-plan. The rate is all new tokens over all time, times of kinds are means.
+half an hour. The plan, its groups and its contexts are those of one workload; more requests or
+tokens at once would be another plan. The rate is all new tokens over all time, times of kinds are
+means.
 
 Budgets are fractions of the checkpoint's weights. Keys and values stay on the device. The machine's
 drift (a fixed operation's time now over its time while profiling) and load stand beside each cell
@@ -20,7 +21,8 @@ well, and the run is held against the plan's prediction for a machine of that dr
 run itself is used. Errors are measured against predicted: (measured - predicted) / predicted.
 
 With ``--work`` checkpoints and profiles stay, and what ``--out`` has of the same profile is not run
-again: a grid that was stopped goes on where it was.
+again: a grid that was stopped goes on with the first checkpoint and disk whose cells were not all
+run.
 """
 
 # ruff: noqa: E402 (the search path comes before the imports)
