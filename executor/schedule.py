@@ -1,13 +1,13 @@
 """Which unit is copied next, and which slot holds what: the runtime's rules as a state machine.
 
 No torch, no threads, no clock: the same object is driven by threads in a real run and by a virtual
-clock in tests. ``docs/runtime.md`` has the rules; the comments here say which one is at work.
+clock in tests. ``docs/runtime.md`` has the rules; the comments here say which one is at work. What
+lies where is ``executor.slots``.
 """
 
 from __future__ import annotations
 
 import time
-from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from copy import copy
@@ -16,9 +16,9 @@ from typing import Any
 
 from executor.chunks import Chunk, Load, Named, Routed
 from executor.eviction import Needs, Worths
+from executor.slots import Slots
 from executor.units import Unit, Units
 from planner.documents import Policy, ServedAs
-from solvers.errors import RunError
 
 __all__ = ["Chunk", "Named", "Routed", "Schedule"]
 
@@ -69,11 +69,7 @@ class Schedule:
         self._last_sequence = passes * self._stages - 1
         self._sequence = 0
         self._routed_sequence = -1
-        self._free_dense = list(range(policy.dense_slots))
-        self._free = list(range(policy.slots))
-        self._loads: dict[Unit, Load] = {}
-        # complete loads that may be evicted
-        self._cached: dict[Unit, Load] = {}
+        self._slots = Slots(policy, units)
         self._demand: deque[Unit] = deque()
         self._chain_sequence = 0
         self._chain_index = 0
@@ -85,9 +81,6 @@ class Schedule:
         self._flying: Load | None = None
         self._flying_bytes = 0
         self._arrivals = 0
-        streaming = {u.stage for u in units.sizes if u.kind != "dense" and u not in units.resident}
-        self._share = max(policy.slots // max(len(streaming), 1), 1)
-        self._may_demand = frozenset(streaming)
         # how many stages on the chain may copy while a layer that may demand copies comes to its
         # router
         self._hold = self._stages if policy.hold is None else policy.hold
@@ -124,7 +117,7 @@ class Schedule:
         self._flying = None
         load.copied_bytes += size
         if load.cancelled:
-            self._give_back(load)
+            self._slots.give_back(load)
             return False
         if load.copied_bytes < load.size_bytes:
             return False
@@ -145,10 +138,9 @@ class Schedule:
             return None
         # the rules themselves, on copies of what they change
         guess = copy(self)
-        guess._free, guess._free_dense = self._free[:], self._free_dense[:]
+        guess._slots = self._slots.twin()
         guess._demand, guess._instead = self._demand.copy(), self._instead.copy()
-        guess._loads, guess._cached = self._loads.copy(), self._cached.copy()
-        flying = guess._flying = guess._loads[self._flying.unit] = replace(self._flying)
+        flying = guess._flying = guess._slots.loads[self._flying.unit] = replace(self._flying)
         if self._chain_load is self._flying:
             guess._chain_load = flying
         guess.chunk_copied()
@@ -158,10 +150,10 @@ class Schedule:
         if not self._demand:
             return None
         unit = self._demand[0]
-        load = self._loads.get(unit)
+        load = self._slots.loads.get(unit)
         if load is not None:
             return load
-        slot = self._take_slot(unit.stage)
+        slot = self._slots.take(unit.stage, self._worth)
         if slot is None:
             return None
         kind = "copy_head" if unit.kind == "head" else "copy_demand"
@@ -183,19 +175,19 @@ class Schedule:
                 self._chain_index = 0
                 continue
             unit = stage[self._chain_index]
-            if unit in self._loads:
+            if unit in self._slots.loads:
                 self._chain_index += 1
                 continue
             break
         if unit.kind == "dense":
-            if not self._free_dense:
+            taken = self._slots.take_dense()
+            if taken is None:
                 return None
-            slot = self._free_dense.pop(0)
-            load = self._start(unit, slot, self._chain_sequence, "copy_dense")
+            load = self._start(unit, taken, self._chain_sequence, "copy_dense")
         else:
-            if len(self._free) + len(self._cached) <= self._policy.reserve:
+            if len(self._slots.free) + len(self._slots.cached) <= self._policy.reserve:
                 return None
-            taken = self._take_slot(unit.stage)
+            taken = self._slots.take(unit.stage, self._worth)
             if taken is None:
                 # with lifo, the stage's share may be full of what is still needed
                 return None
@@ -227,32 +219,12 @@ class Schedule:
     def _start(self, unit: Unit, slot: int, sequence: int, kind: str) -> Load:
         starts = self._starts.get(sequence // self._stages, {})
         size = starts.get(unit, self._units.sizes[unit])
-        load = self._loads[unit] = Load(unit, slot, sequence, kind, size)
+        load = self._slots.loads[unit] = Load(unit, slot, sequence, kind, size)
         return load
-
-    def _take_slot(self, stage: int) -> int | None:
-        lifo = self._policy.eviction == "lifo"
-        own = lifo and self._slots_of(stage) >= self._share
-        if self._free and not own:
-            return self._free.pop(0)
-        evictable = [load for load in self._cached.values() if not own or load.unit.stage == stage]
-        if not evictable:
-            return None
-        victim = min(evictable, key=self._worth)
-        del self._cached[victim.unit], self._loads[victim.unit]
-        return victim.slot
 
     def _worth(self, load: Load) -> tuple[Any, ...]:
         routed = self._routed_sequence == self._sequence
         return self._worths.of(load.unit, load.age_ns, load.arrival, self._sequence, routed)
-
-    def _slots_of(self, stage: int) -> int:
-        """Slots that hold experts or tiles of one stage."""
-        return sum(unit.stage == stage and unit.kind != "dense" for unit in self._loads)
-
-    def _give_back(self, load: Load) -> None:
-        del self._loads[load.unit]
-        insort(self._free_dense if load.unit.kind == "dense" else self._free, load.slot)
 
     # --- what compute asks and reports --------------------------------------------------------
 
@@ -275,14 +247,11 @@ class Schedule:
 
         Nothing that is computed until then waits for a copy.
         """
-        self._leading = self._sequence % self._stages in self._may_demand
+        self._leading = self._sequence % self._stages in self._slots.streaming
 
     def ready(self, unit: Unit) -> bool:
         """Whether ``unit`` lies complete on the device."""
-        if unit in self._units.resident:
-            return True
-        load = self._loads.get(unit)
-        return load is not None and load.complete
+        return self._slots.ready(unit)
 
     def slot(self, unit: Unit) -> int | None:
         """The slot that holds a complete unit; None for a resident.
@@ -292,19 +261,14 @@ class Schedule:
         RunError
             If the unit is not there: the runtime would compute from foreign bytes.
         """
-        if unit in self._units.resident:
-            return None
-        load = self._loads.get(unit)
-        if load is None or not load.complete:
-            raise RunError(f"{unit} is used before it was copied")
-        return load.slot
+        return self._slots.place(unit)
 
     def release_dense(self, stage: int) -> None:
         """Step 3 has ended: a streamed dense part's slot is free."""
         self._leading = False
-        load = self._loads.get(Unit(stage, "dense", -1))
+        load = self._slots.loads.get(Unit(stage, "dense", -1))
         if load is not None:
-            self._give_back(load)
+            self._slots.give_back(load)
 
     def route(
         self, active: list[Unit], named: Named | None = None, rows: Mapping[Unit, int] | None = None
@@ -350,12 +314,12 @@ class Schedule:
             self._chain_sequence, self._chain_index = self._sequence + 1, 0
         if named is not None:
             self._expect(named)
-        for unit in [unit for unit in self._loads if unit.stage == stage]:
-            load = self._loads[unit]
+        for unit in [unit for unit in self._slots.loads if unit.stage == stage]:
+            load = self._slots.loads[unit]
             if unit.kind == "dense" or load.cancelled:
                 continue
             if unit in wanted:
-                self._cached.pop(unit, None)
+                self._slots.cached.pop(unit, None)
                 load.held = True
             elif load.held and load.complete:
                 self._drop(load)
@@ -382,9 +346,9 @@ class Schedule:
     def _served_as(self, unit: Unit) -> ServedAs:
         if unit in self._units.resident:
             return "resident"
-        if unit in self._cached:
+        if unit in self._slots.cached:
             return "cached"
-        load = self._loads.get(unit)
+        load = self._slots.loads.get(unit)
         return "prefetched" if load is not None and load.complete else "on_demand"
 
     def _drop(self, load: Load) -> None:
@@ -397,11 +361,11 @@ class Schedule:
             load.cancelled = True
             self.wasted_bytes += self._flying_bytes
         else:
-            self._give_back(load)
+            self._slots.give_back(load)
 
     def computed(self, unit: Unit) -> None:
         """A computation from ``unit`` has ended."""
-        load = self._loads.get(unit)
+        load = self._slots.loads.get(unit)
         if load is not None:
             self._worths.used(unit)
             self._release(load)
@@ -410,29 +374,15 @@ class Schedule:
         if self._policy.eviction != "none":
             load.held = False
             load.age_ns = self._clock()
-            self._cached[load.unit] = load
+            self._slots.cached[load.unit] = load
         else:
-            self._give_back(load)
+            self._slots.give_back(load)
 
     @property
     def ahead_bytes(self) -> int:
         """Bytes copied for prefetches whose router has yet to speak."""
-        return sum(
-            load.copied_bytes
-            for load in self._loads.values()
-            if load.kind == "copy_prefetch" and load.held and not load.cancelled
-        )
+        return self._slots.ahead_bytes
 
     def check_integrity(self) -> None:
         """Raise if slots were lost or shared: called when idle and after each test."""
-        dense = [load.slot for load in self._loads.values() if load.unit.kind == "dense"]
-        other = [load.slot for load in self._loads.values() if load.unit.kind != "dense"]
-        if sorted(dense + self._free_dense) != list(range(self._policy.dense_slots)):
-            raise RuntimeError(f"dense slots: {dense} in use and {self._free_dense} free")
-        if sorted(other + self._free) != list(range(self._policy.slots)):
-            raise RuntimeError(f"slots: {other} in use and {self._free} free")
-        for unit, load in self._loads.items():
-            if unit in self._units.resident:
-                raise RuntimeError(f"{unit} is resident and in a slot")
-            if (unit in self._cached) != (load.complete and not load.held):
-                raise RuntimeError(f"{unit}: cached and held at once, or neither")
+        self._slots.check_integrity()

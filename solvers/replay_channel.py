@@ -10,7 +10,7 @@ from collections import Counter
 from solvers.host import host_takes
 from solvers.outcome import HostShare, Schedule
 from solvers.problem import Problem
-from solvers.replay_copies import Copy, CopyPart, needs_of, slot_share
+from solvers.replay_copies import Copy, CopyPart, Parts, needs_of, slot_share
 from solvers.replay_pace import Credit, Pace
 
 __all__ = ["Channel", "CopyPart", "slot_share"]
@@ -40,7 +40,6 @@ class Channel:
         self._stages = problem.stages
         self._short = problem.scenarios.shortened[passes.start : passes.stop]
         self._count = len(problem.stages)
-        self._first = passes.start
         self._total = self._count * len(passes)
         self._resident = [frozenset(choice.resident) for choice in schedule.stages]
         self._streams_start = [
@@ -88,8 +87,7 @@ class Channel:
         self.busy_ns = [0, 0, 0, 0]
         self._bytes = 0
         self.wasted_bytes = 0
-        self._parts: list[CopyPart] | None = [] if record else None
-        self._last: tuple[Copy, str] | None = None
+        self._parts = Parts(problem.stages, passes.start) if record else None
 
     # What compute tells and asks the channel ---------------------------------------------------
 
@@ -210,7 +208,8 @@ class Channel:
 
     def parts_until(self, now: int) -> list[CopyPart]:
         """The record of all parts that began before ``now``, in order."""
-        return [part for part in self._parts or () if part.start_ns < now]
+        made = [] if self._parts is None else self._parts.made
+        return [part for part in made if part.start_ns < now]
 
     # Slots -------------------------------------------------------------------------------------
 
@@ -327,7 +326,7 @@ class Channel:
         sequential = self._stages[copy.here % self._count].sequential
         self.busy_ns[3 if sequential else _KINDS[copy.kind]] += self._now - now
         if self._parts is not None:
-            self._note(copy, now, size)
+            self._parts.note(copy, now, self._now, size)
         if limit is None or self._now <= limit:
             self._land()
         return True
@@ -389,18 +388,3 @@ class Channel:
                 return None
             return Copy("prefetch", self._cursor, item, self._stages[stage].items[item])
         return None
-
-    def _note(self, copy: Copy, start: int, size: int) -> None:
-        """Keep a part for the record, joined to the one before where the copy just goes on."""
-        if self._parts is None:
-            return
-        # an item of a sequential stage is known to be needed all along: its copy stays one part
-        sequential = self._stages[copy.here % self._count].sequential
-        key = (copy, "" if sequential else copy.kind)
-        if self._last == key and self._parts[-1].end_ns == start:
-            start, size = self._parts[-1].start_ns, self._parts[-1].size_bytes + size
-            self._parts.pop()
-        here, stage = divmod(copy.here, self._count)
-        here += self._first
-        self._parts.append(CopyPart(copy.kind, here, stage, copy.item, start, self._now, size))
-        self._last = key

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from solvers.outcome import Schedule
-from solvers.problem import Problem, Unit
+from solvers.problem import Problem, Stage, Unit
 
-__all__ = ["Copy", "CopyPart", "needs_of", "slot_share"]
+__all__ = ["Copy", "CopyPart", "Parts", "needs_of", "slot_share"]
 
 
 class CopyPart(NamedTuple):
@@ -37,6 +38,41 @@ class Copy:
         self.unit = unit
         self.left = unit.chunks
         self.begun_bytes = 0
+
+
+class Parts:
+    """The record of what a channel copied.
+
+    Parameters
+    ----------
+    stages
+        Of a pass.
+    first
+        Number of the first pass.
+
+    Attributes
+    ----------
+    made
+        In the order in which they began.
+    """
+
+    def __init__(self, stages: Sequence[Stage], first: int) -> None:
+        self._stages = stages
+        self._first = first
+        self._last: tuple[Copy, str] | None = None
+        self.made: list[CopyPart] = []
+
+    def note(self, copy: Copy, start: int, end: int, size: int) -> None:
+        """Keep a part, joined to the one before where the copy just goes on."""
+        # an item of a sequential stage is known to be needed all along: its copy stays one part
+        here, stage = divmod(copy.here, len(self._stages))
+        key = (copy, "" if self._stages[stage].sequential else copy.kind)
+        if self._last == key and self.made[-1].end_ns == start:
+            start, size = self.made[-1].start_ns, self.made[-1].size_bytes + size
+            self.made.pop()
+        here += self._first
+        self.made.append(CopyPart(copy.kind, here, stage, copy.item, start, end, size))
+        self._last = key
 
 
 def slot_share(problem: Problem, schedule: Schedule) -> int:
