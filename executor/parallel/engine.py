@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from executor.caps import check_cap
 from executor.closing import Closing
@@ -22,11 +17,12 @@ from executor.parallel.leader import Leader
 from executor.parallel.machines import Machines
 from executor.parallel.offload import check_offload_plan
 from executor.parallel.rank import RankOptions, rank_account
+from executor.parallel.rehearsal import SHORT_PASSES, longest, rehearse
 from executor.parallel.report import ParallelRun, RankReport, Rebalance
 from executor.prompts import check_tokens
 from executor.source import open_weights
 from executor.tokenizer import end_tokens
-from planner.balance_simulator import Links, check_fits, copies_of, links_of
+from planner.balance_simulator import Links, check_fits, copies_of
 from planner.documents import Curve, ExpertPlacement, document_hash
 from planner.memory import held_expert_bytes
 from solvers.errors import BudgetError, OptionError, UnsupportedError
@@ -34,8 +30,6 @@ from solvers.errors import BudgetError, OptionError, UnsupportedError
 __all__ = ["ParallelEngine"]
 
 _MOST_RANKS = 64
-_SHORT_PASSES, _LONG_PASSES, _LONG_TOKENS = 24, 4, 128
-"""What exchanges are measured by: passes of a token, and of many, on each device."""
 
 
 class ParallelEngine(Closing):
@@ -225,73 +219,15 @@ class ParallelEngine(Closing):
         )
 
     def measure(self) -> tuple[Curve, Links]:
-        """What ``planner.balance_simulator`` needs to know of these processes.
-
-        Exchanges are measured in passes, where ranks that share cores wait for each other's dense
-        parts and experts as well: one sequence on each device, of one token at a time (latency) and
-        of many (bandwidth).
-
-        Returns
-        -------
-        expert
-            Time of one expert against its rows, while the other ranks wait.
-        links
-            A third of what a layer of next to no rows takes beside its experts, and the bandwidth
-            of one rank's rows.
-        """
-        long = max(min(_LONG_TOKENS, self.model.max_context - _SHORT_PASSES), 1)
+        """What ``planner.balance_simulator`` needs to know of these processes: see ``rehearse``."""
         group = self._load(
             self._plain_options(),
             batch_size=1,
             requests=1,
-            prompt_tokens=long,
-            new_tokens=_SHORT_PASSES,
+            prompt_tokens=longest(self.model),
+            new_tokens=SHORT_PASSES,
         )
-        answers = group.ask([{"order": "measure"}] * self.placement.devices)
-        rows, durations, spreads = zip(
-            *next(one["expert"] for one in answers if one["expert"]), strict=True
-        )
-        curve = Curve(
-            rows,
-            # a few more rows may be measured faster, but do not take less
-            tuple(itertools.accumulate(durations, max)),
-            spreads,
-            (answers[0]["samples"],) * len(rows),
-            "measured",
-        )
-        short = self._rehearsed(group, 1, _SHORT_PASSES)
-        parts = [self._rehearsed(group, long, 1) for _ in range(_LONG_PASSES)]
-        many = tuple(np.concatenate(part) for part in zip(*parts, strict=True))
-        row_bytes = self.model.hidden_size * self.model.dtype_bytes
-        return curve, links_of(short, (many[0], many[1]), self.placement, row_bytes)
-
-    def _rehearsed(
-        self, group: RankGroup | Leader, tokens: int, passes: int
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """Rows [passes, layers, devices, experts] of a sequence on each device, and each layer's
-        time beside its experts."""
-        draw = random.Random(tokens)
-        orders = [
-            {
-                "order": "generate",
-                "prompts": [[draw.randrange(self.model.vocab_size) for _ in range(tokens)]],
-                "limit": passes,
-                "end_tokens": [],
-                "record": True,
-                "rebalance": None,
-            }
-            for _ in range(self.placement.devices)
-        ]
-        found = [answer["layers"] for answer in group.ask(orders)]
-        load = np.array([one["counts"] for one in found[0]])
-        took, experts = (
-            np.array([[one[name] for one in rank] for rank in found])
-            for name in ("duration_ns", "expert_ns")
-        )
-        # from the last rank's start to the end, which all share
-        rest = (took.min(axis=0) - experts.max(axis=0)).astype(np.float64)
-        layers = len(self.placement.layers)
-        return load.reshape(passes, layers, *load.shape[1:]), rest.reshape(passes, layers)
+        return rehearse(group, self.model, self.placement)
 
     def _plain_options(self) -> list[dict[str, Any]]:
         """How each rank holds its experts where nothing is copied ahead."""
