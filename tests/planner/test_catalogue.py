@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from planner.catalogue import figure, load_machine, machine_names, named_machine, parts_of, rows
-from planner.documents import Machine, write_document
+from planner.documents import Figure, Machine, write_document
 from solvers.errors import DocumentError, OptionError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +31,15 @@ def test_a_limit_counts_where_nothing_was_measured() -> None:
     assert found is not None
     assert (found.value, found.source) == (7.7e12, "spec")
     assert figure("gpu", "b200", "no such quantity") is None
+
+
+def test_a_cpu_has_the_types_that_were_measured_on_it() -> None:
+    """One measured 0.75 TFLOP/s in bfloat16. Of the 8358 two say 0.96 and 14, fifteen times as much
+    and more than the chip can, so neither counts."""
+    known = named_machine("xeon-6330").compute_flops_per_second
+    assert known["bfloat16"] == Figure(0.75e12, "measured", None, 1)
+    assert known["float32"].value == 5.7e12
+    assert set(named_machine("xeon-8358").compute_flops_per_second) == {"float32"}
 
 
 @pytest.mark.parametrize("name", machine_names())
