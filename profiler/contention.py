@@ -19,6 +19,7 @@ from profiler.bench import Bench
 from profiler.compute import Cell
 from profiler.correct import weight
 from profiler.curves import figure
+from profiler.layout import HEAD_TILES
 
 __all__ = ["Contention", "Turn", "beside", "contend", "kind_slowdowns", "overlap", "slowdowns"]
 
@@ -81,11 +82,12 @@ def contend(
 def _turn(bench: Bench, cell: Cell, rows: int, passes: int, *, on: bool) -> Turn:
     bench.stream(on=on)
     counts, past = cell.counts()
+    tiles = min(bench.plan.policy.resident_head_tiles, HEAD_TILES)
     totals: defaultdict[str, list[int]] = defaultdict(list)
     compute: list[Event] = []
     copies: list[Event] = []
     for turn in range(passes + 1):
-        events = bench.run(counts, past, rows, prompt=cell.behind)
+        events = bench.run(counts, past, rows, head_tiles=tiles, prompt=cell.behind)
         if turn == 0:
             # the channel fills its slots at first, whatever compute does
             continue

@@ -114,6 +114,20 @@ def test_the_channel_copies_only_when_it_shall(checkpoint: Callable[[str], Path]
         assert 0 < busy.beside_share <= 1
         assert busy.rate is not None
         assert set(rest.compute_ns) >= {"attention", "router", "expert", "combine"}
+        assert "head" not in busy.compute_ns
+
+
+def test_the_head_is_computed_beside_copies_where_it_is_there(
+    checkpoint: Callable[[str], Path],
+) -> None:
+    with open_weights(checkpoint("mixtral")) as source:
+        layout = Layout(source.model, LARGE, slots=4, stream=True, head=True)
+        plan = layout.plan(Workload(4, 1, 8))
+        assert plan is not None
+        with Bench(source, plan, LARGE, Tokens([1, 2, 3], 211)) as bench:
+            rest, busy = contend(bench, Cell(4, None, 8), 2, passes=5, turns=1)[0]
+        assert rest.compute_ns["head"] > 0
+        assert busy.compute_ns["head"] > 0
 
 
 def test_copies_alone_are_of_whole_units(checkpoint: Callable[[str], Path]) -> None:

@@ -54,6 +54,9 @@ def test_a_profile_is_whole_and_can_be_planned_from(
     # prompts of 8 and 32 tokens fit a context of 96; at most 1,024 tokens are prefilled at once
     assert profile.costs.curves["router"].rows[-1] == 1024
     assert ("dense_mlp" in profile.costs.curves) == (family == "qwen3_moe")
+    # what copies cost is asked of the head, too, wherever it is of experts
+    beside = profile.costs.slowdown_by_kind
+    assert ("head" in beside) == ("expert" in beside)
     writes = profile.costs.kv_writes
     assert writes is not None
     assert (writes.alone.rows[0], writes.beside.rows[-1]) == (4096, 4 << 20)
