@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from operator import add
 
 import torch
 
@@ -294,12 +293,10 @@ class Device:
         self.adapter.bind(unit.stage, views)
         if self.spill is not None and slot is not None:
             at = self._kept_at(unit, slot)
-            width = self.dtype.itemsize
-            kept = self._arena.tensor(at, (self.spill.layer_bytes // width,), self.dtype)
-            # beyond what came lies what was there before: weights are no numbers that a masked
-            # column may hold
-            reach = self.spill.columns_bytes(self.operations.reach())
-            kept[self._came.get(slot, 0) // width : reach // width].zero_()
+            values = self.spill.layer_bytes // self.dtype.itemsize
+            kept = self._arena.tensor(at, (values,), self.dtype)
+            reach = self.operations.reach()
+            self.spill.clear_beyond(kept, self._came.get(slot, 0), self.state, reach)
             self.state.bind(unit.stage, *self.spill.views(kept))
 
     def _kept_at(self, unit: Unit, slot: int) -> int:
@@ -316,18 +313,12 @@ class Device:
         if self.spill is None:
             return 0
         kept, state = self._kept(unit, slot), self.state
-        if state.begins:
-            longest = max(map(add, state.past, state.counts))
-            return self.spill.write(unit.stage, kept, min(longest, state.columns))
-        columns: dict[int, list[int]] = {}
-        for index, (count, past) in enumerate(zip(state.counts, state.past, strict=True)):
-            if count:
-                columns.setdefault(state.column(past), []).append(index)
-        # what lies between is what was read there, or nothing yet
-        return sum(
-            self.spill.write_tokens(unit.stage, kept, column, some[0], some[-1] + 1)
-            for column, some in columns.items()
+        begun = max(
+            (state.counts[at] for at in range(state.sequences) if state.joins(at)), default=0
         )
+        going = filter(state.goes_on, range(state.sequences))
+        tokens = [(state.column(state.past[at]), at) for at in going]
+        return self.spill.write(unit.stage, kept, min(begun, state.columns), tokens)
 
     def expert(self, unit: Unit, slot: int | None) -> ExpertWeights:
         """An expert's matrices in its slot (None: resident)."""

@@ -12,14 +12,17 @@ import os
 import tempfile
 import time
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
 from executor.adapters.base import CacheShape
 from executor.direct import DirectFile, Pacer, ReadInto
+from executor.state import GroupState
 from planner.documents import ModelSpec, Policy, Workload
 from planner.documents.writing import is_too_large
+from planner.kv import token_blocks
 from planner.memory import ALIGNMENT_BYTES, aligned, group_sequences, kept_tokens, kv_layer_bytes
 from solvers.errors import OptionError, RunError
 
@@ -130,6 +133,8 @@ class Spill:
     ----------
     columns
         Of each sequence at its longest.
+    column_bytes
+        Of a column: a token of each sequence.
     layer_bytes
         Room for one layer, for the largest group at its longest.
 
@@ -163,7 +168,7 @@ class Spill:
         values = cache.key_heads * cache.key_size + cache.value_heads * cache.value_size
         self._token_values = values
         self._token_bytes = values * dtype.itemsize
-        self._column_bytes = self._sequences * self._token_bytes
+        self.column_bytes = self._sequences * self._token_bytes
         self.layer_bytes = kv_layer_bytes(model, 0, self._sequences, workload, dtype.itemsize)
         size = len(self._places) * self.layer_bytes
         self._file = SpillFile(folder, size, pacer, read_into)
@@ -181,7 +186,7 @@ class Spill:
 
     def columns_bytes(self, columns: int) -> int:
         """Whole blocks that hold the first columns of a layer."""
-        return aligned(columns * self._column_bytes)
+        return aligned(columns * self.column_bytes)
 
     def clear(self) -> None:
         """Forget what was written: a failed run may have left what are no numbers."""
@@ -191,17 +196,18 @@ class Spill:
         """Bytes [start, start + size) of a layer into the same place of ``target``."""
         self._file.read(self._at(layer) + start, target[start : start + size_bytes])
 
-    def write(self, layer: int, memory: memoryview, columns: int) -> int:
-        """The first columns of a layer, from ``memory``; how many bytes."""
-        return self._write(layer, memory, 0, self.columns_bytes(columns))
-
-    def write_tokens(
-        self, layer: int, memory: memoryview, column: int, first: int, stop: int
+    def write(
+        self,
+        layer: int,
+        memory: memoryview,
+        columns: int,
+        tokens: Iterable[tuple[int, int]] = (),
     ) -> int:
-        """The blocks that hold a column of sequences [first, stop); how many bytes."""
-        begin = column * self._column_bytes + first * self._token_bytes
-        end = begin + (stop - first) * self._token_bytes
-        return self._write(layer, memory, begin - begin % ALIGNMENT_BYTES, aligned(end))
+        """The first columns of a layer from ``memory``, and the blocks that hold other new tokens,
+        (column, sequence), joined as ``planner.kv.token_blocks`` does; how many bytes."""
+        sizes = self.column_bytes, self._token_bytes, self._chunk_bytes
+        blocks = token_blocks(tokens, *sizes, columns)
+        return sum(self._write(layer, memory, begin, end) for begin, end in blocks)
 
     def _write(self, layer: int, memory: memoryview, begin: int, end: int) -> int:
         for start in range(begin, end, self._chunk_bytes):
@@ -212,11 +218,42 @@ class Spill:
     def _at(self, layer: int) -> int:
         return self._places[layer] * self.layer_bytes
 
+    def clear_beyond(
+        self, slot: torch.Tensor, came_bytes: int, state: GroupState, reach: int
+    ) -> None:
+        """Zero what a pass may look at, or write back, and what neither came nor is made by it.
+
+        Of a slot others have had before: weights are no numbers that a masked column may hold.
+
+        Parameters
+        ----------
+        slot
+            Values of the computing type, from the first column on.
+        came_bytes
+            What was read of them.
+        state
+            The pass. Where all sequences begin, attention makes their columns before any is looked
+            at: left are those that the shorter ones do not have, and places without a sequence.
+        reach
+            Columns that the pass looks at or writes.
+        """
+        first = came_bytes
+        if state.begins and not state.mixed:
+            tokens, shortest = self.tokens(slot)[:reach], min(state.counts)
+            tokens[shortest:, : state.sequences].zero_()
+            tokens[:, state.sequences :].zero_()
+            first = reach * self.column_bytes
+        width = slot.element_size()
+        slot[first // width : self.columns_bytes(reach) // width].zero_()
+
+    def tokens(self, slot: torch.Tensor) -> torch.Tensor:
+        """[columns, sequences, values of a token] in a slot's bytes (of ``dtype``)."""
+        used = self.columns * self._sequences * self._token_values
+        return slot[:used].view(self.columns, self._sequences, -1)
+
     def views(self, slot: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [sequences, heads, columns, size] in a slot's bytes (of ``dtype``)."""
-        cache = self._cache
-        used = self.columns * self._sequences * self._token_values
-        tokens = slot[:used].view(self.columns, self._sequences, -1).transpose(0, 1)
+        cache, tokens = self._cache, self.tokens(slot).transpose(0, 1)
         split = cache.key_heads * cache.key_size
         keys, values = tokens[..., :split], tokens[..., split:]
         shape = self._sequences, self.columns

@@ -35,8 +35,8 @@ from planner.documents import (
 from planner.factors import Factors, LeadTimes
 from planner.form_costs import expert_curve, form_places, slowdown_of
 from planner.host import host_times
-from planner.kv import write_price
-from planner.kv_copies import KvCopies
+from planner.kv import Written, write_price
+from planner.kv_copies import KvCopies, evenly
 from planner.memory import (
     EXPERT_TILE_ROWS,
     account_device,
@@ -58,7 +58,7 @@ __all__ = ["DTYPE_BYTES", "Encoding", "schedule_of"]
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-UnitKind = Literal["dense", "expert", "raw", "head"]
+UnitKind = Literal["dense", "kv", "expert", "raw", "head"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,15 +158,13 @@ class Encoding:
     def stages(self, factors: Factors, shapes: Iterable[PassShape] = ()) -> tuple[Stage, ...]:
         """Units with their sizes and copy times, and start units as passes of these shapes copy
         them, numbered as ``scenarios`` does."""
-        model = self.profile.model
-        kept = self.kept
-        every = kept.numbers(shapes)
+        model, kept = self.profile.model, self.kept
+        starts = (None, *kept.numbers(shapes))
         stages = []
         for layer in model.layers:
             held = dense_slot_bytes(model, layer.index) + kept.room_bytes(layer.index)
             dense, *short = (
-                self._unit("dense", kept.start_bytes(layer.index, columns), held, factors.copy)
-                for columns in (None, *every)
+                self._start_unit(layer.index, one, held, factors.copy) for one in starts
             )
             held = held_expert_bytes(layer)
             own = self.profile.forms[layer.index] if self.profile.forms else ()
@@ -198,15 +196,25 @@ class Encoding:
 
     def start_ns(self, shape: PassShape, layer: int) -> int:
         """What copying a layer's start unit takes in a pass, alone."""
-        size = self.kept.start_bytes(layer, self.kept.columns(shape))
-        return self._unit("dense", size, 0, 1.0).copy_ns
+        return self._start_unit(layer, self.kept.columns(shape), 0, 1.0).copy_ns
+
+    def _start_unit(self, layer: int, columns: int | None, held: int, factor: float) -> Unit:
+        size = self.kept.start_bytes(layer, columns)
+        parts = self.kept.parts(layer, size) if self.profile.model.stored else ()
+        if not parts:
+            return self._unit("dense", size, held, factor)
+        total = sum(count * self.copy_ns(part, factor, kind) for kind, part, count in parts)
+        return evenly(total, size, held, self.chunk_bytes)
 
     def write_kv_ns(self, shape: PassShape, layer: int, factors: Factors) -> int:
         """Writing that back, where it lies below."""
-        as_read = partial(self.copy_ns, factor=factors.copy)
-        paced, factor = self.link.paced_bytes_per_second, factors.of(shape.phase)
-        price = write_price(self.profile.costs, factor, paced, as_read)
-        return self.kept.written(shape, layer).total_ns(price)
+        return self.writing_ns(self.kept.written(shape, layer), shape.phase, factors)
+
+    def writing_ns(self, written: Written, phase: str, factors: Factors) -> int:
+        """Such writes in a phase."""
+        as_read = partial(self.copy_ns, factor=factors.copy, kind="kv")
+        paced, factor = self.link.paced_bytes_per_second, factors.of(phase)
+        return written.total_ns(write_price(self.profile.costs, factor, paced, as_read))
 
     def lost_beside_ns(self, shape: PassShape, layer: int) -> int:
         """By how much the channel is later for these writes, where it reads all the while."""
@@ -223,8 +231,9 @@ class Encoding:
 
     def copy_ns(self, size_bytes: int, factor: float = 1.0, kind: UnitKind = "expert") -> int:
         """One chunk on the channel, of which a compressed store has fewer bytes."""
-        share = 1.0 if kind == "raw" else self.profile.model.stored_share(kind)
-        # a head that is tied to the embedding is not decoded either
+        stored = self.profile.model.stored_share
+        share = 1.0 if kind == "raw" or kind == "kv" else stored(kind)
+        # neither are keys and values decoded, nor a head that is tied to the embedding
         plain = kind == "raw" or (share == 1.0 and self.profile.costs.raw is not None)
         link, read = self.raw_copies.link if plain else self.link, size_bytes * share
         paced = link.paced_bytes_per_second
@@ -317,10 +326,8 @@ class Encoding:
 
     def _time(self, kind: str, rows: int, factor: float, phase: str) -> int:
         curve: Curve = self.profile.costs.curves[kind]  # type: ignore[index]
-        if kind in ("dense_mlp", "shared_expert"):
-            rows_ns = curve.tiled(rows, EXPERT_TILE_ROWS)
-        else:
-            rows_ns = curve(rows)
+        tiled = kind in ("dense_mlp", "shared_expert")
+        rows_ns = curve.tiled(rows, EXPERT_TILE_ROWS) if tiled else curve(rows)
         return math.ceil(rows_ns * self._slowed(kind, factor, phase))
 
     def _slowed(self, kind: str, factor: float, phase: str, form: FormName = OWN) -> float:
@@ -345,9 +352,8 @@ class Encoding:
 
     def policy(self, schedule: Schedule) -> Policy:
         """The plan's form of a schedule."""
-        rows, tiles = self.tiling
+        (rows, tiles), threads = self.tiling, self.profile.costs.threads
         count = len(self.profile.model.layers)
-        threads = self.profile.costs.threads
         raw, forms = self.raw or (frozenset[int](),) * count, self.profile.forms or ((),) * count
         return Policy(
             n_batches=self.n_batches,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple, get_args
 
 from planner.documents import CostProfile, ModelSpec, PredictedTotals
-from planner.memory import ALIGNMENT_BYTES
+from planner.memory import ALIGNMENT_BYTES, aligned
 from solvers.errors import OptionError, UnsupportedError
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "check_place",
     "kv_stays",
     "share_beside",
+    "token_blocks",
     "write_price",
     "writes_words",
     "written_column",
@@ -123,12 +124,45 @@ def written_column(column_bytes: int, size_bytes: int, chunk_bytes: int) -> Writ
     return Written(tuple(sorted(writes.items())), columns)
 
 
+def token_blocks(
+    tokens: Iterable[tuple[int, int]],
+    column_bytes: int,
+    token_bytes: int,
+    chunk_bytes: int,
+    columns: int = 0,
+) -> list[tuple[int, int]]:
+    """Which bytes of a layer are written back: [begin, end) of each write, in whole blocks,
+    ascending.
+
+    A write waits for the read that is under way, on average for half of a chunk. So what lies no
+    farther apart than that is one write, with what lies between: it is there as it was read.
+
+    Parameters
+    ----------
+    tokens
+        Column and sequence of each.
+    column_bytes, token_bytes
+        Of a column, in which those of all sequences lie, and of one of them.
+    chunk_bytes
+        Piece of a copy.
+    columns
+        So many, the first ones, are written whole: those of sequences that begin.
+    """
+    starts = sorted(column * column_bytes + place * token_bytes for column, place in tokens)
+    writes = [(0, aligned(columns * column_bytes))] if columns else []
+    for start in starts:
+        begin, end = start - start % ALIGNMENT_BYTES, aligned(start + token_bytes)
+        if writes and begin - writes[-1][1] <= chunk_bytes // 2:
+            writes[-1] = writes[-1][0], max(writes[-1][1], end)
+        else:
+            writes.append((begin, end))
+    return writes
+
+
 def kv_stays(model: ModelSpec, device: str) -> str | None:
     """Why keys and values can lie on the device alone; None where they can lie below."""
     if device != "cpu":
         return f"keys and values stay on the device where that is {device!r}"
-    if model.stored is not None:
-        return "keys and values stay on the device with a compressed store"
     for layer in model.layers:
         if layer.state_bytes or not layer.kv_bytes_per_token:
             return f"layer {layer.index} keeps no keys and values of each token"

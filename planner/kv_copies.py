@@ -3,16 +3,35 @@ back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from planner.documents import ModelSpec, Workload
-from planner.kv import Written, written_column, written_layer
+from planner.kv import Written, token_blocks, written_column, written_layer
 from planner.memory import aligned, kv_columns_bytes, kv_layer_bytes, kv_token_bytes
 from planner.scenarios import PassShape
 from planner.span import kept_tokens, seen_tokens
+from solvers.problem import Unit
 
-__all__ = ["KvCopies"]
+__all__ = ["KvCopies", "Part", "evenly"]
+
+
+class Part(NamedTuple):
+    """So many reads of a start unit's copy, of so many bytes each: of its dense part or of keys and
+    values."""
+
+    kind: Literal["dense", "kv"]
+    size_bytes: int
+    times: int
+
+
+def evenly(total_ns: int, size_bytes: int, held_bytes: int, chunk_bytes: int) -> Unit:
+    """A unit whose chunks differ, as one of chunks that are all alike and take as long together."""
+    chunks = -(-size_bytes // chunk_bytes)
+    each = total_ns // chunks if chunks > 1 else 0
+    return Unit(size_bytes, held_bytes, chunks, each, total_ns - (chunks - 1) * each, chunk_bytes)
 
 
 @dataclass(frozen=True)
@@ -68,6 +87,29 @@ class KvCopies:
         size, kept = self.model.layers[layer].dense_bytes, self._bytes(layer, columns)
         return aligned(size) + kept if kept else size
 
+    def parts(self, layer: int, size_bytes: int) -> tuple[Part, ...]:
+        """The reads of a copy of so many bytes with keys and values in it, as chunks have them: of
+        the dense part, then of those; one chunk may have both. Nothing where none come with it."""
+        own = self.model.layers[layer].dense_bytes
+        if size_bytes <= own:
+            return ()
+        spans: tuple[tuple[Literal["dense", "kv"], int, int], ...] = (
+            ("dense", 0, own),
+            ("kv", aligned(own), size_bytes),
+        )
+        return tuple(
+            Part(kind, size, times)
+            for kind, begin, end in spans
+            for size, times in _pieces(begin, end, self.chunk_bytes)
+        )
+
+    def read_bytes(self, layer: int, size_bytes: int) -> float:
+        """Bytes in the files for a copy of so many: of a compressed store the dense part has
+        fewer."""
+        own = self.model.layers[layer].dense_bytes
+        share = self.model.stored_share("dense")
+        return min(own, size_bytes) * share + max(size_bytes - aligned(own), 0)
+
     def written(self, shape: PassShape, layer: int) -> Written:
         """What attention added: in prefill the prompts', in decode a token of each sequence, all in
         one column."""
@@ -79,7 +121,29 @@ class KvCopies:
         token = kv_token_bytes(self.model, layer, self.dtype_bytes)
         return written_column(self.group * token, shape.sequences * token, self.chunk_bytes)
 
+    def written_unequal(self, layer: int, lengths: Sequence[int]) -> Written:
+        """Likewise in decode, of sequences that have had so many tokens, in the order of their
+        places; without a window."""
+        token = kv_token_bytes(self.model, layer, self.dtype_bytes)
+        tokens = [(column, place) for place, column in enumerate(lengths)]
+        writes: Counter[int] = Counter()
+        for begin, end in token_blocks(tokens, self.group * token, token, self.chunk_bytes):
+            writes.update(dict(written_layer(end - begin, self.chunk_bytes).sizes))
+        return Written(tuple(sorted(writes.items())))
+
     def _bytes(self, layer: int, columns: int) -> int:
         if not self.below:
             return 0
         return kv_columns_bytes(self.model, layer, self.group, columns, self.dtype_bytes)
+
+
+def _pieces(begin: int, end: int, chunk_bytes: int) -> Iterator[tuple[int, int]]:
+    """Bytes [begin, end) of a unit as its chunks cut them: (bytes, how many of them)."""
+    edge = min(-(-begin // chunk_bytes) * chunk_bytes, end)
+    if begin < edge:
+        yield edge - begin, 1
+    whole, rest = divmod(max(end - edge, 0), chunk_bytes)
+    if whole:
+        yield chunk_bytes, whole
+    if rest:
+        yield rest, 1

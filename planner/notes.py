@@ -114,6 +114,42 @@ def _keys_values(
         f"and each pass copies those that exist by then with the dense parts, at the longest "
         f"{typed_size(size)}: {why}; "
         f"{writes_words(encoding.profile.costs, predicted.totals)}"
+        f"{_unequal(candidate, streams, predicted)}"
+    )
+
+
+def _unequal(candidate: Candidate, streams: list[int], predicted: Predicted) -> str:
+    """What prompts as long as those recorded would make of writing back: new tokens of sequences of
+    different lengths lie in different columns."""
+    encoding, sequences = candidate.encoding, candidate.sequences
+    workload, kept = encoding.workload, encoding.kept
+    decode = [one for one in candidate.shapes("judge") if one.phase == "decode"]
+    if workload.attention_window is not None or not decode:
+        return ""
+    recorded = [sequences.prefill[member][1] for member in candidate.split.judge.tolist()]
+    prompts = [
+        min(recorded[at % len(recorded)], workload.prompt_tokens) for at in range(encoding.group)
+    ]
+    if len(set(prompts)) == 1:
+        return ""
+    longer = 0
+    for shape in decode:
+        made = shape.context - 1 - workload.prompt_tokens
+        lengths = [length + made for length in prompts[: shape.sequences]]
+        for layer in streams:
+            unequal = kept.written_unequal(layer, lengths)
+            took = encoding.writing_ns(unequal, shape.phase, candidate.factors)
+            planned = encoding.write_kv_ns(shape, layer, candidate.factors)
+            longer += shape.weight * (took - planned)
+    lengths = [length + decode[0].context - 1 - workload.prompt_tokens for length in prompts]
+    first, even = kept.written_unequal(streams[0], lengths), kept.written(decode[0], streams[0])
+    writes = sum(count for _, count in first.sizes)
+    return (
+        f". That is for prompts of one length: of those recorded, of {min(prompts)} to "
+        f"{max(prompts)} tokens where more than {workload.prompt_tokens} count as that many, a "
+        f"decode pass writes back {typed_size(first.size_bytes)} a layer, in {writes} "
+        f"write{'s' if writes > 1 else ''}, instead of {typed_size(even.size_bytes)}, which makes the run "
+        f"{longer / max(predicted.totals.wall_ns, 1):.1%} longer"
     )
 
 

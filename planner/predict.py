@@ -58,7 +58,7 @@ def predict(judged: Judged, schedule: Schedule) -> Predicted:
     """
     workload = judged.encoding.workload
     scenarios = judged.problem.scenarios
-    credit, record = credit_of(judged.encoding), bool(judged.encoding.raw)
+    credit, record = credit_of(judged.encoding), _mixed(judged.encoding)
     result = replay(judged.problem, schedule, record=record, credit=credit)
     weight = scenarios.weight
     pass_ns = result.pass_ns
@@ -98,11 +98,11 @@ def predict(judged: Judged, schedule: Schedule) -> Predicted:
 def _read_bytes(judged: Judged, result: Replay) -> int:
     """Bytes that a run reads for what it copies, of which a compressed store has fewer.
 
-    A kind's share of them is known by its time, which goes by the bytes read; where experts are
+    A kind's share of them is known by its time, which goes by the bytes read; where one kind is
     compressed and not, by each copy.
     """
     stored = judged.encoding.profile.model.stored
-    if judged.encoding.raw:
+    if _mixed(judged.encoding):
         return _read_by_copy(judged, result)
     copied = int((result.copied_bytes * judged.problem.scenarios.weight).sum()) // judged.runs
     if stored is None:
@@ -113,20 +113,29 @@ def _read_bytes(judged: Judged, result: Replay) -> int:
     return round(copied * float(busy.sum()) / whole) if whole else copied
 
 
+def _mixed(encoding: Encoding) -> bool:
+    """Whether copies of one kind bring what is compressed and what is not."""
+    return bool(encoding.raw) or (
+        encoding.kv is not None and encoding.profile.model.stored is not None
+    )
+
+
 def _read_by_copy(judged: Judged, result: Replay) -> int:
     """Bytes read, one copy of the record after the other."""
     encoding, weight = judged.encoding, judged.problem.scenarios.weight
     model, last = encoding.profile.model, len(judged.problem.stages) - 1
     total = 0.0
     for part in result.copies:
-        share = 1.0
+        share, index = 1.0, min(part.pass_index, len(weight) - 1)
         if part.kind == "start":
-            share = model.stored_share("dense")
+            columns = encoding.kept.columns(judged.shapes[index % len(judged.shapes)])
+            whole = encoding.kept.start_bytes(part.stage, columns)
+            share = encoding.kept.read_bytes(part.stage, whole) / whole
         elif part.stage == last:
             share = model.stored_share("head")
         elif not is_raw(encoding, part.stage, part.item):
             share = model.stored_share("expert")
-        total += share * part.size_bytes * int(weight[min(part.pass_index, len(weight) - 1)])
+        total += share * part.size_bytes * int(weight[index])
     return round(total / judged.runs)
 
 

@@ -27,7 +27,7 @@ from executor.units import Unit
 from planner.documents import KvWrites
 from planner.groups import CHUNK_BYTES
 from planner.kv import kv_stays
-from planner.memory import ALIGNMENT_BYTES
+from planner.memory import ALIGNMENT_BYTES, DECODE_STEP_BYTES, decode_bytes
 from profiler.curves import fit_curve
 from solvers.errors import RunError
 
@@ -101,7 +101,8 @@ def measure_writes(
     """
     if kv_stays(source.model, device) is not None:
         return
-    sizes = write_sizes(memory_bytes)
+    # what is read beside them may have to be decoded
+    sizes = write_sizes(memory_bytes - decode_bytes(source.model))
     largest = sizes[-1]
     pacer = Pacer(None)
     try:
@@ -205,6 +206,13 @@ def _moments(durations: list[int]) -> list[int]:
     return [round(mean(part)) for part in parts for _ in part]
 
 
+def _buffer_bytes(source: WeightSource, piece: int) -> int:
+    """Through which a piece of an expert is read: as a run would, of a compressed store."""
+    if source.model.stored is not None:
+        return 2 * (DECODE_STEP_BYTES + 2 * ALIGNMENT_BYTES)
+    return piece + 2 * ALIGNMENT_BYTES
+
+
 @contextmanager
 def _reading(
     source: WeightSource, piece: int, pacer: Pacer, order: Random
@@ -222,7 +230,7 @@ def _reading(
     size = min(layer.expert_bytes, piece)
     places = [order.randrange(layer.experts) for _ in range(_MOST)]
     chosen = [source.pieces(Unit(layer.index, "expert", expert)) for expert in places]
-    reader = source.reader(ReadBuffer(piece + 2 * ALIGNMENT_BYTES), pacer)
+    reader = source.reader(ReadBuffer(_buffer_bytes(source, piece)), pacer)
     target = memoryview(mmap.mmap(-1, piece))
     stop, began = threading.Event(), threading.Event()
     failed: list[BaseException] = []

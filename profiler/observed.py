@@ -60,8 +60,8 @@ class Observed:
     forms
         Of each layer's experts, of a store that has several; empty: all are as in the checkpoint.
     lengths
-        How many lengths the prompts have: in decode so many writes bring back what is new of a
-        layer's keys and values. 0 where nobody knows: then one for each sequence.
+        How many lengths the prompts have: with one, one write brings back in decode what is new of
+        a layer's keys and values; else (0: nobody knows) nothing tells how many do.
     """
 
     events: tuple[Event, ...]
@@ -120,12 +120,11 @@ def surface_of(run: Observed, event: Event) -> tuple[SurfaceName, int, int] | No
 
 
 def written(run: Observed, event: Event) -> Written:
-    """The writes of a ``write_kv``: chunks where sequences begin or all are equally long, else some
-    blocks for each length of prompts."""
+    """The writes of a ``write_kv``, in chunks, where sequences begin or all are equally long; else
+    nothing tells how many they are, and none are given."""
     if run.phase(event) == "prefill" or run.lengths == 1:
         return written_layer(event.size_bytes, run.chunk_bytes)
-    writes = min(run.lengths or event.rows, event.rows)
-    return Written(((event.size_bytes // writes, writes),))
+    return Written(())
 
 
 def _writing_ns(costs: CostProfile, run: Observed, event: Event, share: float) -> int | None:

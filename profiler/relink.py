@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from planner.documents import Channel, CostProfile, Event, Hardware, ModelSpec
+from planner.memory import aligned
 from planner.profiles import Profile
 from profiler.correct import scaled_channel, weight
 from profiler.observed import Observed, copy_factor
@@ -41,8 +44,27 @@ class Link:
 
     def _alone(self, channel: Channel, event: Event) -> float:
         chunks = -(-event.size_bytes // self.chunk_bytes)
-        share = 1.0 if self.kind == RAW_COPY else _share(self.model, event)
+        share = 1.0 if self.kind == RAW_COPY else self._share(event)
         return channel.alone_ns(event.size_bytes * share, chunks)
+
+    def _share(self, event: Event) -> float:
+        """Bytes that were read for each that a copy brought: of a dense part those in the store,
+        of keys and values behind it all."""
+        share = _share(self.model, event)
+        if share == 1.0 or event.kind != "copy_dense":
+            return share
+        whole = self._starts[event.pass_index, event.layer]
+        dense = self.model.layers[event.layer].dense_bytes
+        return share if whole <= dense else (dense * share + whole - aligned(dense)) / whole
+
+    @cached_property
+    def _starts(self) -> Counter[tuple[int, int]]:
+        """Bytes of each pass's and layer's copy of a dense part, which may be paused."""
+        found: Counter[tuple[int, int]] = Counter()
+        for one in self.copies:
+            if one.event.kind == "copy_dense":
+                found[one.event.pass_index, one.event.layer] += one.event.size_bytes
+        return found
 
     def _takes(self, channel: Channel, copies: Sequence[Seen]) -> int:
         return round(sum(self._alone(channel, one.event) * one.factor for one in copies))

@@ -16,6 +16,7 @@ from planner.documents import CostProfile, Hardware, Plan, Range, Trace, documen
 from planner.documents.costs import OperationKind
 from planner.documents.timeline import EventKind, on_compute
 from planner.kv import NOT_MEASURED
+from planner.sizes import typed_size
 from solvers.errors import StaleError
 
 __all__ = ["Comparison", "RateComparison", "Verification", "verify"]
@@ -23,6 +24,9 @@ __all__ = ["Comparison", "RateComparison", "Verification", "verify"]
 
 _STEADY = 1.15
 """A machine whose fixed operation takes up to so much longer or shorter is the same machine."""
+
+_FIRST_DECODE = 1
+"""The pass behind the first prefill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +178,7 @@ def verify(
     # each request's first new token comes out of prefill
     requests = plan.workload.requests if measured.requests is None else measured.requests
     decoded = max(measured.new_tokens - requests, 0)
+    notes += _unequal(plan, trace)
     return Verification(
         tokens_per_second=RateComparison.of(
             plan.predicted.tokens_per_second, measured.new_tokens, measured.wall_ns
@@ -205,6 +210,26 @@ def verify(
         served={str(how): count for how, count in measured.served.items()},
         drift=drift,
     )
+
+
+def _unequal(plan: Plan, trace: Trace) -> list[str]:
+    """Whether prompts of different lengths made writes larger than they were planned."""
+    said, ran = (
+        [row for row in timeline.events() if row.pass_index == _FIRST_DECODE]
+        for timeline in (plan.predicted.timeline, trace.timeline)
+    )
+    planned, made = (
+        sum(row.size_bytes for row in rows if row.kind == "write_kv") for rows in (said, ran)
+    )
+    fed, alive = (sum(row.rows for row in ran if row.kind == kind) for kind in ("embed", "sample"))
+    # where a sequence begins meanwhile all is written; a column of new tokens may lie in two blocks
+    if not planned or fed != alive or made <= 2 * planned:
+        return []
+    return [
+        f"write_kv: the first decode pass wrote back {typed_size(made)} of keys and values, where "
+        f"{typed_size(planned)} are planned for prompts of one length: new tokens of sequences of "
+        "different lengths lie apart"
+    ]
 
 
 _ORDER = (*get_args(OperationKind), *get_args(EventKind))

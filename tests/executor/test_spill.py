@@ -10,13 +10,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 
-from executor import Engine
+from executor import Engine, pack
 from executor.adapters.base import CacheShape
 from executor.checks import check_account
 from executor.device import Device
@@ -98,21 +99,20 @@ def blocks_read(one: list[tuple[int, int]], column_bytes: int) -> int:
     return aligned(column_bytes * max((past for past, count in one if past and count), default=0))
 
 
-def blocks_written(one: list[tuple[int, int]], token_bytes: int, places: int) -> int:
-    """Bytes that it writes back: all columns where any sequence begins, else, for each column, from
-    the first to the last sequence whose token lies there."""
+def blocks_written(
+    one: list[tuple[int, int]], token_bytes: int, places: int, chunk_bytes: int
+) -> int:
+    """Bytes that it writes back: the columns of sequences that begin, the blocks with new tokens of
+    the others, and those between that are half a chunk at most."""
     column_bytes = token_bytes * places
-    if any(count and not past for past, count in one):
-        return aligned(column_bytes * max(past + count for past, count in one))
-    ends: dict[int, list[int]] = {}
+    begun = column_bytes * max((count for past, count in one if not past), default=0)
+    blocks = {*range(-(-begun // 4096))}
     for place, (past, count) in enumerate(one):
-        if count:
-            ends.setdefault(past, []).append(place)
-    return sum(
-        aligned(past * column_bytes + (last + 1) * token_bytes)
-        - (past * column_bytes + first * token_bytes) // 4096 * 4096
-        for past, (first, *_, last) in ((past, (some[0], *some)) for past, some in ends.items())
-    )
+        if past and count:
+            start = past * column_bytes + place * token_bytes
+            blocks |= {*range(start // 4096, -(-(start + token_bytes) // 4096))}
+    gaps = [b - a - 1 for a, b in pairwise(sorted(blocks))]
+    return 4096 * (len(blocks) + sum(gap for gap in gaps if gap * 4096 * 2 <= chunk_bytes))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,11 @@ def test_tokens_are_those_of_transformers(
     passes = passes_of(list(map(len, prompts_of(211))), [NEW_TOKENS] * 7, group)
     token = model.layers[0].kv_bytes_per_token
     want = [
-        (index, sum(count for _, count in one), blocks_written(one, token, group))
+        (
+            index,
+            sum(count for _, count in one),
+            blocks_written(one, token, group, policy.chunk_bytes),
+        )
         for index, one in enumerate(passes)
         for _ in range(resident, len(model.layers))
     ]
@@ -158,6 +162,83 @@ def test_tokens_are_those_of_transformers(
     # of the first passes the trace keeps all
     assert got_writes == want[: len(got_writes)]
     assert written[-1].pass_index > 2
+
+
+@pytest.mark.parametrize("how", ["exact", "both"])
+@pytest.mark.parametrize("chunk_bytes", [4096, 12_288, 256 << 10])
+def test_with_a_compressed_store(
+    how: Literal["exact", "both"],
+    chunk_bytes: int,
+    checkpoint_of: Callable[..., Path],
+    expected: Callable[[str], list[list[int]]],
+    helpers: Any,
+    poisoned: None,
+    tmp_path: Path,
+) -> None:
+    """Dense parts are decoded, keys and values behind them are not; a chunk may have both."""
+    checkpoint, store = checkpoint_of("mixtral"), tmp_path / "store"
+    pack(checkpoint, store, compress=how)
+    with open_weights(checkpoint, store) as source:
+        model = source.model
+    policy = below(model, 1, chunk_bytes=chunk_bytes, dense_slots=2)
+    if how == "both":
+        raw = tuple(replace(layer, raw=(3, 5)) for layer in policy.layers)
+        policy = replace(policy, layers=raw)
+    plan = helpers.plan(checkpoint, policy, WORK, store=store)
+    with Engine.from_plan(plan, verify=True) as engine:
+        for _ in range(2):
+            got = [list(one.token_ids) for one in engine.generate(prompts_of(211))]
+            assert got == expected("mixtral")
+        totals = engine.trace().totals
+    assert totals.device_peak_bytes <= totals.device_budget_bytes
+    assert totals.duration_by_kind_ns["write_kv"] > 0
+
+
+@pytest.mark.parametrize(
+    ("counts", "past", "came", "cleared"),
+    [
+        # prompts of one length: attention makes all, but for the rest of the last block
+        ([11] * 4, [0] * 4, 0, {*range(11_264, 12_288)}),
+        ([12] * 4, [0] * 4, 0, set()),
+        # from the first column that not all of them make
+        ([12, 1, 5, 12], [0] * 4, 0, {*range(1024, 12_288)}),
+        # and places without a sequence
+        (
+            [11, 11],
+            [0, 0],
+            0,
+            {*range(11_264, 12_288)}
+            | {column * 1024 + at for column in range(11) for at in range(512, 1024)},
+        ),
+        # one more token: its column lies in the last block that came, or in a new one
+        ([1] * 4, [10] * 4, 12_288, set()),
+        ([1] * 4, [12] * 4, 12_288, {*range(12_288, 16_384)}),
+        # one begins while others go on
+        ([1, 9, 1, 1], [10, 0, 10, 10], 12_288, set()),
+        ([1, 9, 1, 1], [2, 0, 2, 2], 4096, {*range(4096, 12_288)}),
+    ],
+)
+def test_only_what_a_pass_does_not_make_is_cleared(
+    counts: list[int],
+    past: list[int],
+    came: int,
+    cleared: set[int],
+    checkpoint_of: Callable[..., Path],
+    helpers: Any,
+) -> None:
+    """Of four places of 256 bytes in a column."""
+    checkpoint = checkpoint_of("mixtral")
+    with open_weights(checkpoint) as source:
+        policy = below(source.model, 0)
+        assert source.model.layers[1].kv_bytes_per_token == 256
+    with Engine.from_plan(helpers.plan(checkpoint, policy, WORK)) as engine:
+        device, unit = engine._device, Unit(1, "dense", -1)
+        memory = device._kept(unit, 0)
+        memory[:] = b"\xff" * len(memory)
+        device._came[0] = came
+        device.operations.begin(counts, past)
+        device.bind_dense(unit, 0)
+        assert {at for at, one in enumerate(memory) if not one} == cleared
 
 
 def test_what_a_failed_run_has_left_below_is_not_met_again(
@@ -388,7 +469,7 @@ def test_what_is_written_is_read_again(
     before = keys.clone()
     keys[2, :, 41] = 0.5
     # a column is 384 bytes: token 2 of column 41 lies in block 3, columns 10 and 21 in two each
-    assert spill.write_tokens(1, memory, 41, 2, 3) == 4096
+    assert spill.write(1, memory, 0, [(41, 2)]) == 4096
     keys[3, :, 7] = 9.5  # not written
     spill.read(1, memory, 0, 8192)
     spill.read(1, memory, 8192, spill.layer_bytes - 8192)
@@ -396,9 +477,9 @@ def test_what_is_written_is_read_again(
     want[2, :, 41] = 0.5
     assert torch.equal(keys, want)
     assert spill.bytes_read == spill.layer_bytes
-    assert spill.write_tokens(1, memory, 10, 0, 4) == 8192
-    assert spill.write_tokens(1, memory, 10, 3, 4) == 4096
-    assert spill.write_tokens(1, memory, 10, 0, 2) == 4096
+    assert spill.write(1, memory, 0, [(10, at) for at in range(4)]) == 8192
+    assert spill.write(1, memory, 0, [(10, 3)]) == 4096
+    assert spill.write(1, memory, 0, [(10, 0), (10, 1)]) == 4096
     assert [spill.columns_bytes(count) for count in (0, 1, 10, 11, 100)] == [
         4096 * blocks for blocks in (0, 1, 1, 2, 10)
     ]
@@ -443,7 +524,7 @@ def test_faults_end_in_one_error(
 
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(RunError, match=r"\(keys and values\): writing 4096 bytes failed: No space"):
-        spill.write_tokens(0, memory, 0, 0, 1)
+        spill.write(0, memory, 0, [(0, 0)])
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(RunError, match=r"values\): clearing it failed: No space left"):
         spill.clear()

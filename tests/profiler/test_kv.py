@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from executor import pack
 from executor.source import WeightSource, open_weights
 from profiler.kv import WriteSamples, lost_ns, measure_writes, write_sizes
 
@@ -88,3 +89,20 @@ def test_nothing_is_measured_where_none_can_lie_there(
     monkeypatch.setattr(os, "posix_fallocate", full)
     measure_writes(source, "cpu", 64 << 20, samples, 1, Random(0))
     assert samples.fit() is None
+
+
+def test_beside_reads_of_a_compressed_store(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """What is read is decoded meanwhile, through the buffer that this takes."""
+    pack(checkpoint("mixtral"), tmp_path / "store", compress="exact")
+    samples = WriteSamples()
+    with open_weights(checkpoint("mixtral"), tmp_path / "store") as source:
+        assert source.model.stored is not None
+        before = sorted((tmp_path / "store").iterdir())
+        measure_writes(source, "cpu", 64 << 20, samples, 1, Random(0))
+    found = samples.fit()
+    assert found is not None
+    assert found.alone.rows == found.beside.rows == SIZES
+    # the file lay beside the store, and is gone
+    assert sorted((tmp_path / "store").iterdir()) == before

@@ -327,6 +327,27 @@ def test_of_two_formats_each_moves_its_own_link() -> None:
     assert steps["copy as it is"].measured_ns == 1300
 
 
+def test_keys_and_values_behind_a_compressed_dense_part_are_read_whole() -> None:
+    """400 bytes of it are 200 in the store, and take a block; 1,000 bytes are behind. The copy was
+    paused, and chunks are of 100 bytes: 41 and 10 of them."""
+    plain = profile()
+    shares = {"expert": 0.5, "dense": 0.5, "head": 1.0}
+    layers = [SimpleNamespace(experts=2, dense_bytes=400)]
+    model: Any = SimpleNamespace(stored_share=shares.__getitem__, encoder_depth=0, layers=layers)
+    old = replace(plain, model=model)
+    copied = [
+        Event("copy_dense", "disk", 1, 0, -1, 2000, 6000, 0, 4096),
+        Event("copy_dense", "disk", 1, 0, -1, 7000, 9000, 0, 1000),
+        # and a dense part alone
+        Event("copy_dense", "disk", 0, 0, -1, 1980, 2000, 0, 400),
+    ]
+    (step,) = (
+        step for step in refine(old, trace(old, [*EVENTS, *copied])).steps if step.kind == "copy"
+    )
+    # an expert 900 + 450 ns, then 5100 + 200 + 1000, and 400 + 200
+    assert (step.events, step.before_ns) == (4, 1350 + 6300 + 600)
+
+
 def test_a_trace_that_says_no_formats_corrects_no_link() -> None:
     old = of_both()
     found = refine(old, trace(old))
@@ -423,13 +444,37 @@ def test_refining_again_with_the_same_run_comes_nearer_and_stays() -> None:
     assert old.hardware.channels[0].latency_ns.value == pytest.approx(110, rel=0.02)
 
 
+def writing(writes: KvWrites) -> Profile:
+    """The profile with writes of keys and values."""
+    plain = profile()
+    costs = replace(plain.costs, kv_writes=writes)
+    index = replace(plain.index, costs_hash=document_hash(costs))
+    return replace(plain, costs=costs, index=index)
+
+
+def test_writes_of_unequal_prompts_are_left_out() -> None:
+    """Nothing says how many a decode pass made: those of the prefill count."""
+    old = writing(KvWrites(curve((100, 100), (1000, 1000)), curve((100, 300), (1000, 3000))))
+    rows = [
+        row._replace(rows=5) if (row.kind, row.pass_index) == ("embed", 0) else row
+        for row in EVENTS
+    ]
+    wrote = [
+        Event("write_kv", "compute", 0, 0, -1, 500_000, 501_800, 5, 250),
+        Event("write_kv", "compute", 1, 0, -1, 510_000, 510_400, 2, 200),
+    ]
+    found = refine(old, trace(old, [*rows, *wrote]))
+    step = next(step for step in found.steps if step.kind == "write_kv")
+    # five tokens of two prompts; of the prefill 1980 of 3780 ns lie beside copies, so that each of
+    # three writes takes 100 + 0.524 x 200 ns
+    assert (step.events, step.measured_ns, step.before_ns) == (1, 1800, 3 * 205)
+
+
 def test_writes_of_keys_and_values_move_alone_and_beside_by_one_ratio() -> None:
     plain = profile()
     # 1 ns a byte alone, 3 ns beside copies
     writes = KvWrites(curve((100, 100), (1000, 1000)), curve((100, 300), (1000, 3000)))
-    costs = replace(plain.costs, kv_writes=writes)
-    index = replace(plain.index, costs_hash=document_hash(costs))
-    old = replace(plain, costs=costs, index=index)
+    old = writing(writes)
     wrote = [
         Event("write_kv", "compute", index, 0, -1, start, end, rows, size)
         for index, start, end, rows, size in (
@@ -460,9 +505,7 @@ def test_writes_of_keys_and_values_move_alone_and_beside_by_one_ratio() -> None:
     # reads are later by 60 ns for each write: for the three beside the copy, of 1800 and 1980 ns of
     # copies in all, and for none of the others
     losing = replace(writes, lost=curve((100, 60), (1000, 60)))
-    costs = replace(plain.costs, kv_writes=losing)
-    index = replace(plain.index, costs_hash=document_hash(costs))
-    priced = replace(plain, costs=costs, index=index)
+    priced = writing(losing)
     again = refine(priced, trace(priced, [*EVENTS, copied, *wrote]))
     before, after = (
         next(step for step in one.steps if step.kind == "copy").before_ns for one in (found, again)

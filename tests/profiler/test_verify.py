@@ -11,6 +11,7 @@ import pytest
 
 from planner.documents import (
     CostProfile,
+    Event,
     Figure,
     Inputs,
     LayerPolicy,
@@ -195,3 +196,33 @@ def test_waste_and_how_experts_were_met_are_handed_on() -> None:
     assert (found.wasted_prefetch_bytes, found.served) == (40, met)
     # a trace of an older moeplan has no such counts
     assert verify(plan, trace_of(plan)).served == {}
+
+
+@pytest.mark.parametrize(
+    ("made", "fed", "said"),
+    [
+        (8192, 4, False),  # a column in two blocks
+        (12_288, 4, True),
+        (12_288, 9, False),  # a prompt of six tokens begins meanwhile: all is written
+    ],
+)
+def test_larger_writes_of_unequal_prompts_are_told(made: int, fed: int, said: bool) -> None:
+    def timeline(size: int, fed: int) -> Timeline:
+        return Timeline.of(
+            [
+                Event("write_kv", "compute", 0, 0, -1, 0, 5, 32, 65_536),
+                Event("embed", "compute", 1, -1, -1, 5, 6, fed, 0),
+                Event("write_kv", "compute", 1, 0, -1, 6, 9, fed, size),
+                Event("sample", "compute", 1, 1, -1, 9, 10, 4, 0),
+                Event("write_kv", "compute", 2, 0, -1, 10, 11, 4, 65_536),
+            ]
+        )
+
+    plan = plan_of()
+    predicted = dataclasses.replace(plan.predicted, timeline=timeline(4096, 4))
+    plan = dataclasses.replace(plan, predicted=predicted)
+    trace = dataclasses.replace(trace_of(plan), timeline=timeline(made, fed))
+    (*_, last) = ("", *verify(plan, trace).notes)
+    assert last.startswith(f"write_kv: the first decode pass wrote back {made / 1024} KiB") == said
+    # of a plan that has them on the device nothing is said
+    assert verify(plan_of(), trace_of(plan_of())).notes == ()
