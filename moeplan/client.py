@@ -11,7 +11,7 @@ import base64
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -33,7 +33,7 @@ from planner.documents.base import SEAL
 from planner.files import is_file
 from planner.profiles import Profile
 from planner.routing import trace_bytes
-from solvers.errors import DocumentError, OptionError, RunError
+from solvers.errors import DocumentError, MoeplanError, OptionError, RunError
 
 __all__ = ["Client", "JobStatus"]
 
@@ -83,11 +83,14 @@ class Client:
         For one answer.
     patience_seconds
         How long a job is watched for while the service does not answer.
+    called
+        Other names of these arguments and of a job's (``token``, ``workload.requests``), where
+        whoever gives them knows them by another: refusals say it.
 
     Raises
     ------
     OptionError
-        If it is no such URL.
+        If it is no such URL, or the token holds what none does.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class Client:
         token: str | None = None,
         timeout_seconds: float = 60.0,
         patience_seconds: float = 60.0,
+        called: Mapping[str, str] | None = None,
     ) -> None:
         try:
             parts = urlsplit(url)
@@ -106,8 +110,9 @@ class Client:
         if not fits or parts.query or parts.fragment or parts.username:
             raise OptionError(f"{url!r} is no address of a service; write it like http://host:8000")
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._called = called or {}
         if token is not None and not (token.isascii() and token.isprintable()):
-            raise OptionError("the API token holds characters that none has")
+            raise OptionError(f"{self._name('token')}: holds characters that no API token has")
         self.url = url.rstrip("/")
         self._patience = patience_seconds
         self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_seconds)
@@ -283,7 +288,7 @@ class Client:
                 response.read()
                 if response.status_code in (429, 503):
                     raise httpx.RemoteProtocolError(f"answers {response.status_code}")
-                raise error_of(self._body(response))
+                raise self._refused(response, self._body(response))
             for line in response.iter_lines():
                 if line.startswith("data:"):
                     yield _status(json.loads(line.removeprefix("data:")))
@@ -315,8 +320,29 @@ class Client:
             return None
         answer = self._body(response)
         if response.status_code >= 400:
-            raise error_of(answer)
+            raise self._refused(response, answer)
         return answer
+
+    def _refused(self, response: httpx.Response, answer: dict[str, Any]) -> MoeplanError:
+        """The error of a refusal, in words of what was given here: whoever gave a token and an
+        address has never seen the headers and the body that they went into."""
+        if response.status_code == 401:
+            said = f"{self._name('token')}: {self.url} does not know this API token"
+            if "Authorization" not in self._http.headers:
+                said = f"{self.url} asks for an API token, given as {self._name('token')}"
+            return OptionError(f"{said}; 'moeplan token create' makes one there")
+        field, detail = str(answer.get("field", "")), str(answer.get("detail", ""))
+        place, _, name = field.partition(".")
+        if place == "header":
+            answer = {**answer, "field": None, "detail": f"{self.url} refuses this: {detail}"}
+        elif place == "body" and name:
+            called = self._name(name)
+            detail = detail.replace(f"{field}: ", f"{called}: ", 1)
+            answer = {**answer, "field": called, "detail": detail}
+        return error_of(answer)
+
+    def _name(self, argument: str) -> str:
+        return self._called.get(argument, argument)
 
     def _body(self, response: httpx.Response) -> dict[str, Any]:
         try:

@@ -18,6 +18,20 @@ from solvers.registry import Progress
 
 __all__ = ["Server", "plan_at"]
 
+_CALLED = {
+    "token": "MOEPLAN_TOKEN",
+    "memory_bytes": "--memory",
+    "time_limit_seconds": "--time-limit",
+    "workload.requests": "--requests",
+    "workload.prompt_tokens": "--prompt-tokens",
+    "workload.new_tokens": "--new-tokens",
+    "workload.attention_window": "--attention-window",
+    "workload.attention_sinks": "--attention-sinks",
+    "allow_error": "--allow-error",
+    **{name: f"--{name}" for name in ("solver", "objective", "then", "tolerance", "seed", "kv")},
+}
+"""What the command calls what the service is asked with."""
+
 Server = Annotated[
     str | None,
     typer.Option(
@@ -57,7 +71,7 @@ def plan_at(
     from moeplan.client import Client
     from planner.forms import allowed_error
 
-    client = Client(url, token=os.environ.get("MOEPLAN_TOKEN"))
+    client = Client(url, token=os.environ.get("MOEPLAN_TOKEN") or None, called=_CALLED)
 
     def told(step: dict[str, Any]) -> None:
         progress(step["stage"], step["incumbent"] or 0, step["bound"])

@@ -269,3 +269,68 @@ def test_an_answer_that_is_none_of_moeplans(
             if answer != '{"state": "done"}':
                 with pytest.raises(RunError):
                     client.upload_profile(profile)
+
+
+ASKED = "http://127.0.0.1:1 asks for an API token, given as MOEPLAN_TOKEN; "
+MADE = "'moeplan token create' makes one there"
+
+
+@pytest.mark.parametrize(
+    ("url", "required", "token", "said"),
+    [
+        ("http://127.0.0.1:1", True, None, ASKED + MADE),
+        ("http://127.0.0.1:1", True, "", ASKED + MADE),
+        (
+            "http://127.0.0.1:1",
+            True,
+            "wrong",
+            f"MOEPLAN_TOKEN: http://127.0.0.1:1 does not know this API token; {MADE}",
+        ),
+        ("http://127.0.0.1:1", True, "wröng", "MOEPLAN_TOKEN: holds characters that no API token"),
+        (
+            "http://other:1",
+            False,
+            None,
+            "http://other:1 refuses this: host 'other:1' is not this machine's loopback",
+        ),
+    ],
+)
+def test_a_refusal_is_told_by_what_the_user_gave(
+    profile_folder: Path,
+    app_client: Callable[..., Any],
+    url: str,
+    required: bool,
+    token: str | None,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Not by the header that it went into, which no user of the command has seen."""
+    there = app_client(token_required=required)
+
+    def connect(*, base_url: str, headers: dict[str, str], timeout: float) -> Any:
+        there.base_url = base_url
+        there.headers.update(headers)
+        return there
+
+    monkeypatch.setattr(httpx, "Client", connect)
+    monkeypatch.delenv("MOEPLAN_TOKEN", raising=False)
+    if token is not None:
+        monkeypatch.setenv("MOEPLAN_TOKEN", token)
+    argv = ["plan", str(profile_folder), "--memory", "1500kB", "--server", url]
+    assert cli.main([*argv, "--out", str(tmp_path / "plan.json")]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith(f"moeplan: {said}")
+    assert "header" not in line
+
+
+def test_a_value_that_is_refused_is_named_as_it_was_given(client: Client, server: Any) -> None:
+    with pytest.raises(InputError, match=r"^memory_bytes: "):
+        client.ask_plan("0" * 64, WORK, memory_bytes=0)
+    called = {"memory_bytes": "--memory"}
+    with (
+        Client(server.url, called=called) as command,
+        pytest.raises(InputError, match=r"^--memory: "),
+    ):
+        command.ask_plan("0" * 64, WORK, memory_bytes=0)
