@@ -1,12 +1,14 @@
 """Everything decided in one CP-SAT model, for small instances: the referee of the decomposition.
 
-Residents, slots, the order of copies and the order of work, over all passes at once. Copies are in
-one piece, computation follows the stages, an item is worked on after its stage's lead and its copy,
-and holds a slot from the start of the copy to the end of the work; a start unit to the end of the
-lead. The demand is known from the outset and no prefetch is wasted, so with several passes, whose
-demands differ, the value is a bound for any policy that does not know them; with one pass there is
-nothing that a schedule could not know. Where there is a host, any item that is demanded and not
-resident may be worked on there instead, one after another.
+Residents, slots, the order of copies and the order of work, over all passes at once. Copies are
+made chunk by chunk, and a chunk may begin at any time after the one before: pauses, overtaking and
+copies held back (``Schedule.hold``) are all in it. Computation follows the stages, an item is
+worked on after its stage's lead and its copy, and holds a slot from the start of the copy to the
+end of the work; a start unit to the end of the lead. The demand is known from the outset and no
+prefetch is wasted, so with several passes, whose demands differ, the value is a bound for any
+policy without eviction caching that does not know them (``solvers.policies`` has the best of
+those); with one pass there is nothing that a schedule could not know. Where there is a host, any
+item that is demanded and not resident may be worked on there instead, one after another.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from solvers.outcome import Stop
 from solvers.problem import Problem, Unit
 from solvers.registry import Limits
 
-__all__ = ["MOST_COPIES", "Joint", "solve_joint"]
+__all__ = ["MOST_CHUNKS", "Joint", "solve_joint"]
 
-MOST_COPIES = 200
-"""Copies of a model that CP-SAT closes."""
+MOST_CHUNKS = 200
+"""Chunks of copies of a model that CP-SAT closes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class _Model:
         scenarios = problem.scenarios
         copies = int(problem.copy_ns.sum()) + int(problem.pass_start_ns.max(axis=0).sum())
         self.horizon = int(scenarios.compute_ns.sum()) + copies * scenarios.passes
+        self.horizon += int(problem.start_lead_ns.sum())
         if scenarios.host_work_ns is not None:
             self.horizon += int(scenarios.host_work_ns.sum())
         self.kept = [[self.model.new_bool_var("") for _ in stage.items] for stage in problem.stages]
@@ -58,7 +61,11 @@ class _Model:
         self.ends: list[Any] = []
         for run in scenarios.runs():
             self._run(run)
-        total = 0
+        total: Any = sum(
+            int(problem.correction[at, item]) * ~kept
+            for at, row in enumerate(self.kept)
+            for item, kept in enumerate(row)
+        )
         for index in range(scenarios.passes):
             first = index in scenarios.run_starts
             before = 0 if first else self.ends[index - 1]
@@ -90,10 +97,16 @@ class _Model:
         return self.model.new_int_var(0, self.horizon, "")
 
     def _copy(self, unit: Unit, kept: Any, channel: list[Any], holds: list[Any]) -> tuple[Any, Any]:
-        """Start of a copy that takes place unless ``kept``, and the end of its stay in a slot."""
+        """End of a copy that takes place unless ``kept``, and the end of its stay in a slot."""
         begins, leaves, stay = self._time(), self._time(), self._time()
-        ends = self._time()
-        channel.append(self.model.new_optional_interval_var(begins, unit.copy_ns, ends, ~kept, ""))
+        after, ends = begins, begins
+        for left in reversed(range(unit.chunks)):
+            ends = self._time()
+            took = unit.chunk_ns if left else unit.last_ns
+            channel.append(self.model.new_optional_interval_var(after, took, ends, ~kept, ""))
+            if left:
+                after = self._time()
+                self.model.add(after >= ends).only_enforce_if(~kept)
         holds.append(self.model.new_optional_interval_var(begins, stay, leaves, ~kept, ""))
         return ends, leaves
 
@@ -153,6 +166,18 @@ class _Model:
         model.add_cumulative(start_holds, [1] * len(start_holds), self.start_slots)
 
 
+def _chunks(problem: Problem) -> int:
+    """Chunks of all copies of a schedule that keeps nothing."""
+    scenarios, count = problem.scenarios, 0
+    for index, short in enumerate(scenarios.shortened):
+        for at, stage in enumerate(problem.stages):
+            start = stage.start_in(short)
+            count += 0 if start is None else start.chunks
+            demanded = scenarios.demand[index, at].nonzero()[0].tolist()
+            count += sum(stage.items[item].chunks for item in demanded)
+    return count
+
+
 def solve_joint(problem: Problem, limits: Limits) -> Joint:
     """Solve a small instance.
 
@@ -161,10 +186,9 @@ def solve_joint(problem: Problem, limits: Limits) -> Joint:
     OptionError
         If the instance is too large, or measures something else than time.
     """
-    count = int((problem.scenarios.demand > 0).sum())
-    count += problem.scenarios.passes * len(problem.stages)
-    if count > MOST_COPIES:
-        raise OptionError(f"the joint model is for at most {MOST_COPIES} copies, not {count}")
+    count = _chunks(problem)
+    if count > MOST_CHUNKS:
+        raise OptionError(f"the joint model is for at most {MOST_CHUNKS} chunks, not {count}")
     if problem.measure != "time":
         raise OptionError(f"the joint model measures time, not {problem.measure}")
     built = _Model(problem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import permutations, product
 from typing import Any
 
@@ -13,10 +14,11 @@ from solvers.errors import OptionError
 from solvers.host import physical_bound
 from solvers.joint import solve_joint
 from solvers.outcome import Stop
-from solvers.problem import Problem, Stage
+from solvers.policies import every_policy
+from solvers.problem import Problem, Stage, Unit
 from solvers.registry import Limits, load
 from solvers.relaxation import relax
-from solvers.replay import measure, replay
+from solvers.replay import measure, objective, replay
 
 LIMITS = Limits(work=20.0, seconds=60.0)
 
@@ -44,8 +46,11 @@ def tiny(make: Any, seed: int) -> Problem:
     return Problem(stages, scenarios, int(rng.integers(7, 20)), 4)
 
 
-def outcomes(problem: Problem) -> Iterator[int]:
-    """The time of every choice, as early as its orders allow; those that block are left out."""
+def outcomes(problem: Problem, holding: bool = False) -> Iterator[int]:
+    """The time of every choice, as early as its orders allow; those that block are left out.
+
+    With ``holding`` also those in which no chunk of a later stage begins while a stage comes to
+    its router that may demand copies."""
     scenarios, stages = problem.scenarios, problem.stages
     units = [(at, item) for at, stage in enumerate(stages) for item in range(len(stage.items))]
     starts = [at for at, stage in enumerate(stages) if stage.start is not None]
@@ -53,23 +58,34 @@ def outcomes(problem: Problem) -> Iterator[int]:
     for kept in product((False, True), repeat=len(everything)):
         stays = {unit for unit, one in zip(everything, kept, strict=True) if one}
         streams = [at for at in starts if (at, -1) not in stays]
-        waits = any(unit not in stays for unit in units)
+        gone = [unit for unit in units if unit not in stays]
         copied = [(at, -1) for at in streams]
-        copied += [unit for unit in units if unit not in stays and scenarios.demand[0][unit]]
-        yield from of_residents(problem, stays, streams, waits, copied)
+        copied += [unit for unit in gone if scenarios.demand[0][unit]]
+        extra = sum(int(problem.correction[unit]) for unit in gone)
+        holds = [set[int]()]
+        if holding and streams and gone:
+            holds.append({at for at, _ in gone})
+        for held in holds:
+            for spent in of_residents(problem, stays, streams, bool(gone), copied, held):
+                yield spent + extra
 
 
 def of_residents(
-    problem: Problem, stays: set[Any], streams: list[int], waits: bool, wanted: list[Any]
+    problem: Problem,
+    stays: set[Any],
+    streams: list[int],
+    waits: bool,
+    wanted: list[Any],
+    held: set[int],
 ) -> Iterator[int]:
     """For all that the host could take of what is ``wanted``."""
     scenarios, stages = problem.scenarios, problem.stages
     able = [unit for unit in wanted if unit[1] >= 0 and scenarios.host_work_ns is not None]
     for taken in product((False, True), repeat=len(able)):
         hosted = {unit for unit, one in zip(able, taken, strict=True) if one}
-        copied = [unit for unit in wanted if unit not in hosted]
+        pieces = {unit: copied_unit(problem, *unit).chunks for unit in wanted if unit not in hosted}
         used = sum(3 if item == -1 else 4 for _, item in stays)
-        for slots, start_slots in product(range(4), range(3)):
+        for slots, start_slots in product(range(5), range(3)):
             if (streams and not start_slots) or (waits and not slots):
                 continue
             if used + 4 * slots + (3 * start_slots if streams else 0) > problem.capacity_bytes:
@@ -82,11 +98,32 @@ def of_residents(
                 ]
                 for at, stage in enumerate(stages)
             ]
-            for order in permutations(copied):
+            for order in orders(pieces):
                 for works in product(*(list(permutations(one)) for one in asked)):
-                    spent = follow(problem, list(order), works, slots, start_slots, hosted)
+                    spent = follow(problem, order, works, slots, start_slots, hosted, held)
                     if spent is not None:
                         yield spent
+
+
+def orders(left: dict[tuple[int, int], int]) -> Iterator[list[tuple[int, int]]]:
+    """All orders of so many chunks of each unit."""
+    if not any(left.values()):
+        yield []
+    for unit, count in left.items():
+        if count:
+            for rest in orders({**left, unit: count - 1}):
+                yield [unit, *rest]
+
+
+def copied_unit(problem: Problem, at: int, item: int) -> Unit:
+    """What is copied of a stage's item, or of its start unit."""
+    stage, short = problem.stages[at], problem.scenarios.short
+    if item >= 0:
+        return stage.items[item]
+    starts = (stage.start, *stage.short_starts)
+    found = starts[0 if short is None or not stage.short_starts else int(short[0])]
+    assert found is not None
+    return found
 
 
 def follow(
@@ -96,8 +133,9 @@ def follow(
     slots: int,
     start_slots: int,
     hosted: set[tuple[int, int]],
+    held: set[int],
 ) -> int | None:
-    """Earliest times, copy by copy and work by work, as each waits for the other."""
+    """Earliest times, chunk by chunk and work by work, as each waits for the other."""
     scenarios = problem.scenarios
     arrived: dict[tuple[int, int], int] = {}
     # when each slot is free; a held one is None until its holder has left
@@ -105,25 +143,30 @@ def follow(
     left: dict[tuple[int, int], int] = {}
     todo = list(order)
     free_at = 0
+    leads: list[tuple[int, int, int]] = []  # stage, begin, end, of those that hold copies back
 
     def copy_next() -> bool:
         nonlocal free_at
-        at, item = todo[0]
-        kind, room = ("start", start_slots) if item == -1 else ("item", slots)
+        one = todo[0]
+        kind, room = ("start", start_slots) if one[1] == -1 else ("item", slots)
         mine = holders[kind]
         begins = free_at
-        if len(mine) >= room:
+        if one not in mine and len(mine) >= room:
             # all but room - 1 of those before it must have left
-            times = sorted(left.get(one, 1 << 60) for one in mine)
+            times = sorted(left.get(other, 1 << 60) for other in mine)
             begins = max(begins, times[len(mine) - room])
         if begins >= 1 << 60:
             return False
-        stage, short = problem.stages[at], 0 if scenarios.short is None else int(scenarios.short[0])
-        start = (stage.start, *stage.short_starts)[short] if stage.short_starts else stage.start
-        unit = start if item == -1 else stage.items[item]
-        assert unit is not None
-        mine.append(todo.pop(0))
-        free_at = arrived[at, item] = begins + unit.copy_ns
+        for stage, begin, end in leads:
+            if one[0] > stage and begin <= begins < end:
+                begins = end
+        if one not in mine:
+            mine.append(one)
+        todo.pop(0)
+        unit = copied_unit(problem, *one)
+        free_at = begins + (unit.chunk_ns if one in todo else unit.last_ns)
+        if one not in todo:
+            arrived[one] = free_at
         return True
 
     def wait(unit: tuple[int, int], now: int) -> int | None:
@@ -138,10 +181,13 @@ def follow(
         now = wait((at, -1), now + int(scenarios.prologue_ns[0, at]))
         if now is None:
             return None
+        begun = now
         now += int(scenarios.lead_ns[0, at])
         if scenarios.start_lead_ns is not None and (at, -1) in order:
             now += int(scenarios.start_lead_ns[0, at])
         left[at, -1] = now
+        if at in held:
+            leads.append((at, begun, now))
         host_done = now
         if scenarios.host_work_ns is not None:
             host_done += sum(
@@ -204,5 +250,90 @@ def test_what_it_cannot_do_is_refused(make: Any) -> None:
         solve_joint(problem.replace(measure="bytes"), LIMITS)
     wide = make.scenarios([[[1] * 50] * 5])
     stages = (Stage(None, (make.unit(1, 1),) * 50),) * 5
-    with pytest.raises(OptionError, match="at most 200 copies, not 255"):
+    with pytest.raises(OptionError, match="at most 200 chunks, not 250"):
         solve_joint(Problem(stages, wide, 10, 1), LIMITS)
+
+
+def in_chunks(problem: Problem, seed: int) -> Problem:
+    """The same with some of the units in two chunks, and residents that are worth something by
+    themselves; no more than that has few enough orders."""
+    rng = np.random.default_rng([seed, 7])
+    places = [
+        (at, item)
+        for at, stage in enumerate(problem.stages)
+        for item in range(-1 if stage.start else 0, len(stage.items))
+    ]
+    many = {6: 0, 5: 1}.get(len(places), 2)
+    chosen = {places[at] for at in rng.permutation(len(places))[:many].tolist()}
+
+    def parted(unit: Unit | None, place: tuple[int, int]) -> Unit | None:
+        if unit is None or place not in chosen:
+            return unit
+        first = int(rng.integers(0, unit.copy_ns + 1))
+        return replace(unit, chunks=2, chunk_ns=first, last_ns=unit.copy_ns - first, chunk_bytes=1)
+
+    stages = []
+    for at, stage in enumerate(problem.stages):
+        items = tuple(parted(one, (at, item)) or one for item, one in enumerate(stage.items))
+        stages.append(replace(stage, start=parted(stage.start, (at, -1)), items=items))
+    worth = rng.integers(-5, 6, problem.correction.shape)
+    exists = problem.item_bytes > 0
+    return problem.replace(stages=tuple(stages), correction_ns=worth * exists)
+
+
+@pytest.mark.parametrize("seed", range(160))
+def test_the_brute_force_optimum_in_chunks_with_copies_held_back(make: Any, seed: int) -> None:
+    problem = in_chunks(tiny(make, seed + 1_000), seed)
+    if seed % 4 == 0:
+        problem = make.shortening(problem, seed)
+    best = min(outcomes(problem, holding=True), default=None)
+    joint = solve_joint(problem, LIMITS)
+    assert joint.value_ns == best
+    if best is not None:
+        assert joint.stop is Stop.OPTIMAL
+        assert joint.bound_ns == best
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_policy_is_better_held_back_or_not(make: Any, seed: int) -> None:
+    problem = in_chunks(tiny(make, seed + 2_000), seed)
+    # a second pass with another demand, which policies do not know
+    demand = problem.scenarios.demand.repeat(2, axis=0)
+    demand[1] = demand[1, :, ::-1] * (problem.item_bytes > 0)
+    scenarios = make.scenarios(demand.tolist(), lead=int(problem.scenarios.lead_ns[0, 0]))
+    problem = problem.replace(scenarios=scenarios)
+    joint = solve_joint(problem, LIMITS)
+    assert joint.stop in (Stop.OPTIMAL, Stop.INFEASIBLE)
+    for schedule in every_policy(problem):
+        assert joint.value_ns is not None
+        assert objective(problem, schedule) >= joint.value_ns, schedule
+
+
+def test_chunks_by_hand(make: Any) -> None:
+    # One slot, and one start slot that stage 0's start leaves at once; nothing can stay. Item 0
+    # comes in 10, and is worked on from 10 to 20 in the only slot; item 1 comes from 20 to 30, and
+    # is done at 40. Stage 1's start unit takes 12: between the items it would delay the second by
+    # 2, after it it comes at 42. In two chunks of 6 one lies between and one behind, and the lead
+    # of 5 begins at 40.
+    item, start = make.unit(10, 4), make.unit(12, 3)
+    scenarios = replace(
+        make.scenarios([[[1, 1], [0, 0]]]), lead_ns=np.array([[0, 5]], dtype=np.int64)
+    )
+    for one, taken in (
+        (start, 47),
+        (replace(start, chunks=2, chunk_ns=6, last_ns=6, chunk_bytes=1), 45),
+    ):
+        stages = (Stage(make.unit(0, 3), (item, item)), Stage(one, ()))
+        problem = Problem(stages, scenarios, 7, 4)
+        assert solve_joint(problem, LIMITS).value_ns == taken
+
+
+def test_what_a_start_unit_adds_to_the_lead_fits_into_the_horizon(make: Any) -> None:
+    # Both start units are copied in no time, through the one slot that there is room for. Stage 0's
+    # lead takes 2 + 8, its item comes meanwhile, the work is done at 13, stage 1's lead at 15. All
+    # copies and all computation but for the 8 add up to 12.
+    start = make.unit(0, 3)
+    stages = (Stage(start, (make.unit(5, 4),)), Stage(start, ()))
+    scenarios = make.scenarios([[[1], [0]]], lead=2, work=lambda rows: 3)
+    longer = replace(scenarios, start_lead_ns=np.array([[8, 0]], dtype=np.int64))
+    assert solve_joint(Problem(stages, longer, 7, 4), LIMITS).value_ns == 15
