@@ -24,6 +24,8 @@ MOST_TERMS = 60_000
 """Terms of a model that gets anywhere in seconds; beyond, search and relaxation stand alone."""
 _TERMS_PER_WORK = 20_000
 """Terms of a model that gets anywhere with a unit of work."""
+_PROGRAMS = 0.5
+"""The most that a linear program may take of what is left of the time."""
 
 
 def rules(problem: Problem, limits: Limits) -> list[Schedule]:
@@ -70,8 +72,11 @@ class ExactSolver(ABC):
         if refused is not None:
             return refused
         deadline = time.monotonic() + limits.seconds
-        guided = relax(problem, exact_demand=False)
-        proven = relax(problem) if problem.measure == "time" else None
+        guided = relax(problem, exact_demand=False, seconds=limits.seconds * _PROGRAMS)
+        proven = None
+        if problem.measure == "time" and (limits.bound or progress is not None):
+            left = (deadline - time.monotonic()) * _PROGRAMS
+            proven = relax(problem, every_slot=limits.bound, seconds=left)
         bound = proven.bound if proven is not None else None
         search = Search(problem, unit_order(problem, guided), deadline)
         try:

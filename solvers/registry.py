@@ -51,11 +51,15 @@ class Limits:
         Wall clock; it is a cap on top, so that with time to spare ``work`` alone decides.
     seed
         Of anything random.
+    bound
+        Whether the tightest bound is wanted, which takes several programs; otherwise one is solved
+        for whoever is told of progress.
     """
 
     work: float = 5.0
     seconds: float = 60.0
     seed: int = 0
+    bound: bool = True
 
 
 class Solver(Protocol):

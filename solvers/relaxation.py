@@ -9,6 +9,7 @@ more the program may choose a fraction. The bound is the least of these programs
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -66,6 +67,8 @@ def relax(
     exact_demand: bool = True,
     policies: BoundClass = "clairvoyant",
     iteration_limit: int = 200_000,
+    every_slot: bool = True,
+    seconds: float = math.inf,
 ) -> Relaxed | None:
     """Solve the relaxation.
 
@@ -80,26 +83,32 @@ def relax(
         ``clairvoyant``, or ``plan`` for more rows, and a bound that holds for that class only.
     iteration_limit
         Of the simplex method, a limit on work that does not depend on the clock.
+    every_slot
+        Whether small numbers of slots have programs of their own, for a tighter bound.
+    seconds
+        A cap on the clock for all programs together.
 
     Returns
     -------
     Relaxed or None
-        None where the program has no solution or the limit was reached.
+        None where the program has no solution or a limit was reached.
     """
+    deadline = time.monotonic() + seconds
     most = problem.capacity_bytes // max(problem.slot_bytes, 1)
     streams = int(problem.item_bytes.sum()) > problem.capacity_bytes
     if streams and most < 1:
         return None
-    first = _solve(problem, int(streams), None, exact_demand, policies, iteration_limit)
+    limits = iteration_limit, deadline
+    first = _solve(problem, int(streams), None, exact_demand, policies, limits)
     if first is None:
         return None
     solved = [first]
-    if exact_demand and streams and first.slots < _FIXED_SLOTS + 1:
+    if every_slot and exact_demand and streams and first.slots < _FIXED_SLOTS + 1:
         cases: list[tuple[int, int | None]] = [(k, k) for k in range(1, _FIXED_SLOTS + 1)]
         cases.append((_FIXED_SLOTS + 1, None))
         for least, last in cases:
             if least <= most:
-                one = _solve(problem, least, last, exact_demand, policies, iteration_limit)
+                one = _solve(problem, least, last, exact_demand, policies, limits)
                 if one is None:
                     break
                 solved.append(one)
@@ -129,9 +138,10 @@ def _solve(
     most_slots: int | None,
     exact_demand: bool,
     policies: BoundClass,
-    iteration_limit: int,
+    limits: tuple[int, float],
 ) -> _Solved | None:
-    """One program: slots from ``least_slots`` on, or as many as that and no more."""
+    """One program: slots from ``least_slots`` on, or as many as that and no more; ``limits`` are
+    iterations, and a moment of ``time.monotonic``."""
     scenarios = problem.scenarios
     passes, stages, width = shape = scenarios.demand.shape
     fixed = least_slots == most_slots
@@ -206,7 +216,9 @@ def _solve(
         serial = fixed and least_slots == 1 and host is None
         extra = PlanRows(problem, program, shared, host, serial=serial)
     large = extra is not None or passes * stages > _LARGE or host is not None
-    solution = program.solve(iteration_limit, interior=large)
+    iterations, deadline = limits
+    left = deadline - time.monotonic()
+    solution = program.solve(iterations, interior=large, seconds=left)
     if solution is None:
         return None
     value, columns, duals = solution

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import product
 from typing import Any
 
@@ -117,3 +118,22 @@ def test_the_hint_is_feasible_in_its_own_model(make: Any) -> None:
                     c * bits[at] for at, c in zip(row.columns, row.coefficients, strict=True)
                 )
                 assert total >= row.lower
+
+
+@pytest.mark.parametrize("name", ["cpsat", "milp"])
+def test_a_bound_that_nobody_asks_for_is_not_sought(make: Any, name: str) -> None:
+    """The schedule is the same; whoever is told of progress gets one, which may be looser."""
+    model = small(make, 3)
+    whole = load(name).solve(model.problem, LIMITS)
+    told: list[int | None] = []
+    few = dataclasses.replace(LIMITS, bound=False)
+    silent = load(name).solve(model.problem, few)
+    shown = load(name).solve(
+        model.problem, few, None, lambda _, objective, bound: told.append(bound)
+    )
+    assert whole.schedule == silent.schedule == shown.schedule
+    assert whole.bound is not None
+    assert silent.bound is None
+    assert shown.bound is not None
+    assert shown.bound.value_ns <= whole.bound.value_ns
+    assert set(told) == {shown.bound.value_ns}

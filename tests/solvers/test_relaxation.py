@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import solvers.program
+from solvers.checker import check_proofs
 from solvers.problem import Problem, Stage
 from solvers.relaxation import relax
 from solvers.replay import measure, replay
@@ -52,3 +54,52 @@ def test_never_above_the_best_of_all_schedules(make: Any, seed: int) -> None:
     relaxed = relax(problem)
     assert relaxed is not None
     assert relaxed.bound.value_ns <= best
+
+
+def _binding(make: Any, capacity_bytes: int = 11) -> Problem:
+    """Copies bind, as in the first test; its slot could be one, two, or a fraction."""
+    stage = Stage(None, (make.unit(1_000_000, 5),) * 4)
+    scenarios = make.scenarios([[[1, 1, 1, 1]]] * 50, lead=0, work=lambda rows: 0)
+    return Problem((stage,), scenarios, capacity_bytes, 5)
+
+
+def test_a_program_is_not_solved_twice(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What asks the same again (a checker) proves it again, without the solver."""
+    first = relax(_binding(make))
+    runs: list[str] = []
+    original = solvers.program.QuietHighs.run
+
+    def run(highs: Any) -> Any:
+        runs.append("run")
+        return original(highs)
+
+    monkeypatch.setattr(solvers.program.QuietHighs, "run", run)
+    again = relax(_binding(make))
+    assert runs == []
+    assert first is not None
+    assert again is not None
+    assert again.bound.value_ns == first.bound.value_ns
+    assert np.array_equal(again.resident, first.resident)
+    # one byte more is another program
+    other = relax(_binding(make, 12))
+    assert other is not None
+    assert runs
+    # 0.4 of an item stays beside one resident and the slot, then 0.2 ms a byte less: 10 ms
+    assert first.bound.value_ns - other.bound.value_ns == pytest.approx(10e6, rel=1e-4)
+
+
+def test_without_time_there_is_none(make: Any) -> None:
+    assert relax(_binding(make, 13), seconds=0.0) is None
+
+
+def test_one_program_is_enough_for_a_bound(make: Any) -> None:
+    # 14 bytes hold a slot and 9 / 5 items: 2.2 ms in each of 50 passes
+    problem = _binding(make, 14)
+    tight, loose = relax(problem), relax(problem, every_slot=False)
+    assert tight is not None
+    assert loose is not None
+    assert len(loose.bound.proofs) == 1 < len(tight.bound.proofs)
+    for one in (tight, loose):
+        assert one.bound.value_ns == pytest.approx(110e6, rel=1e-6)
+        assert one.bound.value_ns <= 110_000_000
+        assert list(check_proofs(problem, one.bound)) == []
