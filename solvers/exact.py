@@ -24,8 +24,13 @@ MOST_TERMS = 60_000
 """Terms of a model that gets anywhere in seconds; beyond, search and relaxation stand alone."""
 _TERMS_PER_WORK = 20_000
 """Terms of a model that gets anywhere with a unit of work."""
-_PROGRAMS = 0.5
-"""The most that a linear program may take of what is left of the time."""
+_PROGRAMS, _LEAST_SECONDS = 0.5, 2.0
+"""The most that linear programs may take of what is left of the time; where little is, so many
+seconds, so that none of the small ones asks how busy the machine is."""
+
+
+def _for_programs(left_seconds: float) -> float:
+    return max(left_seconds * _PROGRAMS, _LEAST_SECONDS)
 
 
 def rules(problem: Problem, limits: Limits) -> list[Schedule]:
@@ -72,10 +77,10 @@ class ExactSolver(ABC):
         if refused is not None:
             return refused
         deadline = time.monotonic() + limits.seconds
-        guided = relax(problem, exact_demand=False, seconds=limits.seconds * _PROGRAMS)
+        guided = relax(problem, exact_demand=False, seconds=_for_programs(limits.seconds))
         proven = None
         if problem.measure == "time" and (limits.bound or progress is not None):
-            left = (deadline - time.monotonic()) * _PROGRAMS
+            left = _for_programs(deadline - time.monotonic())
             proven = relax(problem, every_slot=limits.bound, seconds=left)
         bound = proven.bound if proven is not None else None
         search = Search(problem, unit_order(problem, guided), deadline)
