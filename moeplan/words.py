@@ -28,6 +28,7 @@ from planner.objectives import objective_named
 from solvers.errors import OptionError
 
 __all__ = [
+    "CREDIT_WORDS",
     "PURPOSE_WORDS",
     "compared",
     "counted",
@@ -44,6 +45,11 @@ __all__ = [
     "tokens_per_second",
     "work_words",
 ]
+
+CREDIT_WORDS = (
+    "Values, by which plans are ranked, count what a rested link is ahead; bounds and gaps do not."
+)
+"""Where plans of a link with credit are shown beside each other."""
 
 PURPOSE_WORDS: Mapping[str, str] = {
     "dense": "dense parts that stay",
@@ -280,10 +286,13 @@ def _proof(plan: Plan) -> str:
         )
         if plan.gap is not None:
             text += f"; {gap_words(plan)}"
+    if plan.predicted.objective is not None:
+        promised = objective_words(plan, plan.predicted.objective)
+        text += f". With that credit, by which plans are compared, it takes {promised}"
     others = [(value, name) for name, value in plan.chosen_over.items() if value > 0]
-    if others and plan.objective > 0:
+    if others and plan.promised > 0:
         compared = ", ".join(
-            f"{name} {value / plan.objective:.2f} times that" for value, name in sorted(others)
+            f"{name} {value / plan.promised:.2f} times that" for value, name in sorted(others)
         )
         text += f". By the same yardstick: {compared}"
     return text + "."

@@ -239,13 +239,17 @@ def _check_totals(plan: Plan) -> list[Violation]:
         if not math.isclose(rate * spent, made * 1e9 if spent else 0.0, rel_tol=1e-6):
             message = "does not follow from the time and the workload"
             found.append(Violation("rate_inconsistent", f"predicted.{name}", message))
-    # of the link's credit the objective knows nothing
-    alike = plan.objective_name == "throughput" and plan.predicted.credit_ns is None
-    if alike and not math.isclose(
-        plan.objective * tokens, totals.wall_ns, rel_tol=1e-6, abs_tol=2.0
+    counted = plan.predicted.objective
+    name = "objective" if counted is None else "predicted.objective"
+    if (counted is None) != (plan.predicted.credit_ns is None):
+        # plans of earlier versions have the credit alone, which they were not chosen by
+        message = "a link's credit and the objective that counts it go together: plan again"
+        found.append(Violation("objective_credit", "predicted.objective", message))
+    elif plan.objective_name == "throughput" and not math.isclose(
+        plan.promised * tokens, totals.wall_ns, rel_tol=1e-6, abs_tol=2.0
     ):
-        message = f"{plan.objective} ns a token do not make the wall time"
-        found.append(Violation("objective_inconsistent", "objective", message))
+        message = f"{plan.promised} ns a token do not make the wall time"
+        found.append(Violation("objective_inconsistent", name, message))
     return found
 
 

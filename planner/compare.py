@@ -68,6 +68,12 @@ class ComparisonRow:
     solve_seconds: float
     plan: Plan
 
+    @property
+    def promised(self) -> float:
+        """The objective with the credit of a link that has one, by which rows are ranked; bound,
+        gap and price of information are of ``objective_value``, without it."""
+        return self.plan.promised
+
 
 @dataclass(frozen=True, slots=True)
 class BoundRow:

@@ -40,7 +40,8 @@ class FrontierPoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TimePoint:
-    """A plan under one time limit; ``objective`` and ``bound`` on held-out sequences."""
+    """A plan under one time limit; ``objective`` and ``bound`` on held-out sequences, both without
+    a link's credit."""
 
     seconds: float
     objective: float
@@ -141,7 +142,7 @@ def frontiers(
 
 
 def _judged(profile: Profile, entry: Entry, seed: int, predictors: bool) -> float:
-    """The objective on the sequences that judge, without the plan."""
+    """What a plan would promise on the sequences that judge, without the plan."""
     if predictors:
-        return with_predictors(document(profile, entry, [], seed), profile, seed).objective
-    return streamed(entry.candidate, entry.schedule).score("judge", entry.schedule)
+        return with_predictors(document(profile, entry, [], seed), profile, seed).promised
+    return streamed(entry.candidate, entry.schedule).promised("judge", entry.schedule)

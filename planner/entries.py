@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from planner.credit import credit_of
 from planner.formats import settle_format, split_formats, variants
 from planner.groups import Candidate
 from planner.host import host_stays
@@ -56,7 +57,9 @@ _MIXES = 2
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One policy in the competition; ``chosen_value`` is its value on the choosing sequences."""
+    """One policy in the competition; ``chosen_value`` is its objective on the choosing sequences,
+    with the credit of a link that has one.
+    """
 
     solver: str
     candidate: Candidate
@@ -75,7 +78,7 @@ class Entry:
         notes: tuple[str, ...] = (),
     ) -> Entry:
         """A policy, with its value."""
-        return cls(solver, candidate, schedule, stop, candidate.score("choose", schedule), notes)
+        return cls(solver, candidate, schedule, stop, candidate.promised("choose", schedule), notes)
 
 
 class Patience:
@@ -128,7 +131,7 @@ def aimed(entry: Entry, goal: Objective) -> Entry:
     """The same policy under another objective."""
     old = entry.candidate
     candidate = Candidate(old.encoding, old.sequences, old.split, old.seed, goal, old.factors)
-    chosen = candidate.score("choose", entry.schedule)
+    chosen = candidate.promised("choose", entry.schedule)
     return replace(entry, candidate=candidate, chosen_value=chosen)
 
 
@@ -146,7 +149,10 @@ def first_looks(
         If there is none yet.
     """
     reach = [
-        min(one.value("fit", optimistic(one.problem("fit"))) for one in variants(each))
+        min(
+            one.value("fit", optimistic(one.problem("fit"), credit_of(one.encoding)))
+            for one in variants(each)
+        )
         for each in found
     ]
     results: list[tuple[float, int, Candidate, Schedule]] = []
@@ -176,7 +182,7 @@ def _look(candidate: Candidate, index: int) -> list[tuple[float, int, Candidate,
         return []
     candidate.set_factors(search.best)
     settle_format(candidate, search.best)
-    return [(candidate.score("fit", search.best), index, candidate, search.best)]
+    return [(candidate.promised("fit", search.best), index, candidate, search.best)]
 
 
 def stage(progress: Progress | None, name: str) -> None:
@@ -203,7 +209,8 @@ def run_solver(
 ) -> Entry:
     """Let a back end solve one n and b, by times corrected for what few passes demand by chance."""
     problem = corrected(candidate.problem("fit"))
-    outcome = load(name).solve(problem, limits, hint, progress)
+    # what is proven of a plan is of other passes: here a bound is for progress alone
+    outcome = load(name).solve(problem, replace(limits, bound=False), hint, progress)
     if outcome.schedule is None:
         raise AssertionError(f"{name} found nothing where a schedule exists: {outcome}")
     return Entry.of(name, candidate, outcome.schedule, outcome.stop, outcome.notes)
@@ -240,7 +247,7 @@ def _overlapped(entry: Entry, candidate: Candidate) -> Entry:
     """The same policy with formats of ``candidate``, and with its own overlap."""
     own = replace(candidate)
     own.set_factors(entry.schedule)
-    chosen = own.score("choose", entry.schedule)
+    chosen = own.promised("choose", entry.schedule)
     return replace(entry, candidate=own, chosen_value=chosen)
 
 
@@ -281,7 +288,7 @@ def run_strategy(
         if id(found[index]) not in promising:
             # nobody has looked at this n and b: copies and computation slow each other here, too
             found[index].set_factors(outcome.schedule)
-        value = found[index].score("fit", outcome.schedule)
+        value = found[index].promised("fit", outcome.schedule)
         said = outcome.notes + ((notes[index],) if index in notes else ())
         if best is None or value < best[0]:
             best = (value, index, outcome.schedule, said)

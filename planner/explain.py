@@ -2,6 +2,7 @@
 
 Everything is computed from the plan and its profile: group sizes beside its own are solved by
 themselves, prices come from the relaxation, and each is held against a new plan with a tenth more.
+Objectives here are those that are promised, with the credit of a link that has one.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What more of something buys, in the objective's unit (on held-out sequences).
+    """What more of something buys, in the objective's unit (on held-out sequences): with a link's
+    credit in objectives, which bounds and slope do not know.
 
     Attributes
     ----------
@@ -207,7 +209,7 @@ def explain(
     if timed:
         progress(2, 5, "more memory")
         again = _replan(plan, profile, account.capacity_bytes, time_limit_seconds)
-        base = min(plan.objective, again.objective)
+        base = min(plan.promised, again.promised)
         given = plan, profile, candidate, relax(problem), base, time_limit_seconds
         memory_price = _memory_price(*given)
         progress(3, 5, "more bandwidth")
@@ -312,22 +314,13 @@ def _price(
 ) -> Price:
     policy = again.policy
     n, b = policy.n_batches, policy.batch_size
-    return Price(added, before, after, base, again.objective, n, b, slope)
+    return Price(added, before, after, base, again.promised, n, b, slope)
 
 
 def _faster(hardware: Hardware) -> Hardware:
     """The same machine, with copies by a share faster."""
-    channels = []
-    for channel in hardware.channels:
-        figure, paced = channel.bandwidth_bytes_per_second, channel.paced_bytes_per_second
-        figure = dataclasses.replace(figure, value=figure.value * (1 + MORE))
-        paced = None if paced is None else int(paced * (1 + MORE))
-        channels.append(
-            dataclasses.replace(
-                channel, bandwidth_bytes_per_second=figure, paced_bytes_per_second=paced
-            )
-        )
-    return dataclasses.replace(hardware, channels=tuple(channels))
+    channels = tuple(channel.faster(1 + MORE) for channel in hardware.channels)
+    return dataclasses.replace(hardware, channels=channels)
 
 
 def asked_of(plan: Plan) -> Asked:
@@ -357,11 +350,12 @@ def _replan(plan: Plan, profile: Profile, memory_bytes: int, seconds: float) -> 
 
 def _hosting(plan: Plan, host: HostCompute, candidate: Candidate, schedule: Schedule) -> Hosting:
     """The plan against itself with a host that computes nothing, and what it computes."""
-    without = candidate.score("judge", schedule.replace(host=None))
+    without = candidate.promised("judge", schedule.replace(host=None))
     problem = candidate.problem("judge", plain=True)
     scenarios, weight = problem.scenarios, problem.scenarios.weight.tolist()
     count = spent = copies = 0
-    for times in replay(problem, schedule, record=True).stages:
+    credit = credit_of(candidate.encoding)
+    for times in replay(problem, schedule, record=True, credit=credit).stages:
         for item, start, end in times.hosted:
             count += weight[times.pass_index]
             spent += weight[times.pass_index] * (end - start)
@@ -374,7 +368,7 @@ def _hosting(plan: Plan, host: HostCompute, candidate: Candidate, schedule: Sche
     )
     each = max(count, 1)
     means = count / sum(weight), demanded / sum(weight), spent / each, copies / each
-    return Hosting(host, plan.objective, without, *means)
+    return Hosting(host, plan.promised, without, *means)
 
 
 def _prefetching(
@@ -394,7 +388,7 @@ def _prefetching(
     copied = max(int(result.copied_bytes.sum()), 1)
     return Prefetching(
         experts,
-        plan.objective,
-        candidate.score("judge", bare),
+        plan.promised,
+        candidate.promised("judge", bare),
         min(result.wasted_bytes / copied, 1.0),
     )

@@ -67,7 +67,7 @@ def settle_format(candidate: Candidate, schedule: Schedule) -> None:
     for one in both[1:]:
         one.factors = Factors()
         one.set_factors(schedule)
-    best = min(both, key=lambda one: one.score("fit", schedule))
+    best = min(both, key=lambda one: one.promised("fit", schedule))
     candidate.encoding, candidate.factors = best.encoding, best.factors
 
 
@@ -111,14 +111,15 @@ def split_formats(candidate: Candidate, schedule: Schedule, deadline: float) -> 
             if time.monotonic() >= deadline:
                 break
             one = cut(share)
-            value = one.score("fit", schedule)
+            value = one.promised("fit", schedule)
             if best is None or value < best[0]:
                 best = value, share, one
         if best is None:
             return None
         near = 1 / (_PARTS << (step + 1))
         shares = [best[1] - near, best[1] + near]
-    return best[2] if best is not None and best[0] < candidate.score("fit", schedule) else None
+    whole = candidate.promised("fit", schedule)
+    return best[2] if best is not None and best[0] < whole else None
 
 
 def format_words(candidate: Candidate, policy: Policy) -> str:
@@ -149,7 +150,7 @@ def in_one_format(candidate: Candidate, schedule: Schedule) -> dict[str, float]:
     for name, one in zip(("compressed", "raw"), both, strict=True):
         one.factors = Factors()
         one.set_factors(schedule)
-        found[name] = one.score("judge", schedule)
+        found[name] = one.promised("judge", schedule)
     return found
 
 

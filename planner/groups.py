@@ -9,6 +9,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from planner.attention import attention_ns
+from planner.credit import credit_of
 from planner.documents import Predicted, Workload
 from planner.encode import Encoding
 from planner.factors import Factors
@@ -31,7 +33,7 @@ from solvers.layout import smallest_capacity
 from solvers.outcome import Bound, BoundClass, Schedule
 from solvers.problem import Problem, Scenarios
 from solvers.relaxation import plan_bound, relax
-from solvers.replay import measure, replay
+from solvers.replay import Credit, measure, replay
 
 __all__ = [
     "CHUNK_BYTES",
@@ -221,24 +223,31 @@ class Candidate:
             return None, None
         return plan_bound(self.problem("judge"), _BOUND_STAGES)
 
-    def score(self, which: SetName, schedule: Schedule) -> float:
-        """The objective of a schedule on one set, in its unit."""
+    def score(self, which: SetName, schedule: Schedule, credit: Credit | None = None) -> float:
+        """The objective of a schedule on one set, in its unit; with ``credit`` of the link."""
         if self.objective.measure == "memory":
             return float(self.peak_bytes(schedule))
         problem = self.problem(which)
-        return self.value(which, measure(problem, replay(problem, schedule)))
+        return self.value(which, measure(problem, replay(problem, schedule, credit=credit)))
+
+    def promised(self, which: SetName, schedule: Schedule) -> float:
+        """Likewise, with all credit that the link has: what policies are compared by."""
+        return self.score(which, schedule, credit_of(self.encoding))
 
     def figures(self, schedule: Schedule) -> Figures:
         """Objective, bound and prediction of a schedule."""
         value = self.score("judge", schedule)
         proven = self.bound(schedule)
         lower = None if proven is None else self.value("judge", proven.value_ns)
+        predicted = predict(self.judged(), schedule)
+        if predicted.credit_ns is not None:
+            predicted = replace(predicted, objective=self.promised("judge", schedule))
         return Figures(
             objective=value,
             bound=lower,
             bound_class=None if proven is None else proven.policies,
             gap=None if lower is None or value <= 0 else (value - lower) / value,
-            predicted=predict(self.judged(), schedule),
+            predicted=predicted,
         )
 
     def peak_bytes(self, schedule: Schedule) -> int:
@@ -322,7 +331,7 @@ def _of_group(
         for batch in batch_sizes(group):
             encoding = _fitting(view, workload, memory_bytes, (-(-group // batch), batch), kv)
             if encoding is not None:
-                fitting.append((_attention_ns(encoding), -encoding.capacity_bytes, encoding))
+                fitting.append((attention_ns(encoding), -encoding.capacity_bytes, encoding))
         for ranked in ([(a, m, e) for a, m, e in fitting], [(m, a, e) for a, m, e in fitting]):
             best = min(ranked, key=lambda entry: entry[:2], default=None)
             if best is not None:
@@ -372,27 +381,3 @@ def smallest_account(
         purposes["slots"] += total - sum(purposes.values())
         accounts.append((total, purposes))
     return min(accounts, key=lambda entry: entry[0])
-
-
-def _attention_ns(encoding: Encoding) -> int:
-    """Attention of the whole workload in all layers."""
-    workload = encoding.workload
-    shapes = pass_shapes(
-        requests=workload.requests,
-        prompt_tokens=workload.prompt_tokens,
-        new_tokens=workload.new_tokens,
-        group=encoding.group,
-        decode_passes=2,
-    )
-    model = encoding.profile.model
-    # of a side all are alike
-    sides = {model.encoder_depth: len(model.layers) - model.encoder_depth}
-    if model.encoder:
-        sides[0] = model.encoder
-    return sum(
-        shape.weight * layers * step[3]
-        for shape in shapes
-        for layer, layers in sides.items()
-        for step in encoding.lead(shape, layer, 1.0).steps
-        if step[0] in ("attention", "cross_attention")
-    )

@@ -44,23 +44,23 @@ def with_predictors(plan: Plan, profile: Profile, seed: int = 0) -> Plan:
     named = choose_predictors(plan, profile, seed)
     candidate = candidate_of(named, profile)
     own = schedule_of(named.policy)
-    best, schedule = candidate.score("choose", own), own
+    best, schedule = candidate.promised("choose", own), own
     if profile.arrays.ahead is not None and candidate.objective.measure != "memory":
         for tried in _schedules(candidate.problem("fit"), own):
-            value = candidate.score("choose", tried)
+            value = candidate.promised("choose", tried)
             if value < best:
                 best, schedule = value, tried
     if schedule is own:
         # memory and prediction know of no other predictor than lookahead
         told = own == schedule_of(plan.policy)
         return named if told else _restated(named, candidate, own)
-    before = candidate.score("judge", own)
+    before = candidate.promised("judge", own)
     policy = candidate.encoding.policy(schedule)
     restated = _restated(dataclasses.replace(plan, policy=policy), candidate, schedule)
     note = (
         f"predictors by layers: lookahead in {sum(one.looks_ahead for one in schedule.stages)}; "
         f"with {schedule.slots} slots and eviction {schedule.eviction} that is "
-        f"{1 - restated.objective / before:.1%} better than predictors with the plan's own slots"
+        f"{1 - restated.promised / before:.1%} better than predictors with the plan's own slots"
     )
     return dataclasses.replace(restated, notes=(*plan.notes, note))
 

@@ -145,11 +145,11 @@ def _unequal(candidate: Candidate, streams: list[int], predicted: Predicted) -> 
     first, even = kept.written_unequal(streams[0], lengths), kept.written(decode[0], streams[0])
     writes = sum(count for _, count in first.sizes)
     return (
-        f". That is for prompts of one length: of those recorded, of {min(prompts)} to "
-        f"{max(prompts)} tokens where more than {workload.prompt_tokens} count as that many, a "
-        f"decode pass writes back {typed_size(first.size_bytes)} a layer, in {writes} "
-        f"write{'s' if writes > 1 else ''}, instead of {typed_size(even.size_bytes)}, which makes the run "
-        f"{longer / max(predicted.totals.wall_ns, 1):.1%} longer"
+        f". That is for prompts of one length: with those recorded, of {min(prompts)} to "
+        f"{max(prompts)} tokens (longer ones count as {workload.prompt_tokens}), a decode pass "
+        f"writes back {typed_size(first.size_bytes)} a layer, in {writes} "
+        f"write{'s' if writes > 1 else ''}, instead of {typed_size(even.size_bytes)}, which makes "
+        f"the run {longer / max(predicted.totals.wall_ns, 1):.1%} longer"
     )
 
 
@@ -172,8 +172,8 @@ def _credit(candidate: Candidate, predicted: Predicted) -> str:
     return (
         f"the {link.name} does {link.burst.peak_bytes_per_second.value / 1e9:.2g} GB/s when it has "
         f"rested, and {link.bandwidth_bytes_per_second.value / 1e9:.2g} GB/s once it is "
-        f"{typed_size(int(link.burst.depth_bytes.value))} ahead: the prediction counts that; "
-        "objective, bound and gap, and with them the choice of this plan, do not"
+        f"{typed_size(int(link.burst.depth_bytes.value))} ahead: the prediction and the "
+        "choice of this plan count that; objective, bound, gap and what solvers minimise do not"
     )
 
 

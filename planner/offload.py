@@ -2,7 +2,8 @@
 
 Each device is a problem of its own (``planner.offload_problem``): which of its experts stay, which
 are copied ahead, in how many slots. As for one device the best of a solver's and the rules'
-policies wins on the sequences that choose, and what is said of it comes from those that judge.
+policies wins on the sequences that choose, and what is said of it comes from those that judge, both
+with the credit of a link that has one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.balance_simulator import check_fits
+from planner.credit import credit_of
 from planner.documents import (
     DevicePolicy,
     DevicePrediction,
@@ -248,12 +250,13 @@ def _document(candidate: DeviceCandidate, best: Entry, rivals: Sequence[Entry]) 
 
 
 def predict_device(candidate: DeviceCandidate, schedule: Schedule) -> DevicePrediction:
-    """What a schedule takes for the whole workload, on the judging sequences; runs are averaged."""
-    problem = candidate.problem("judge")
-    result, weight = replay(problem, schedule), problem.scenarios.weight
+    """What a schedule takes for the whole workload, on the judging sequences, with the credit of a
+    link that has one; runs are averaged."""
+    problem, credit = candidate.problem("judge"), credit_of(candidate.encoding)
+    result, weight = replay(problem, schedule, credit=credit), problem.scenarios.weight
     runs = problem.scenarios.passes // len(candidate.shapes("judge"))
     waits = result.wait_item_ns.sum(axis=1)
     wall, wait, copied = (
         int((each * weight).sum()) // runs for each in (result.pass_ns, waits, result.copied_bytes)
     )
-    return DevicePrediction(wall, wait, copied)
+    return DevicePrediction(wall, wait, copied, None if credit is None else credit.depth_ns)

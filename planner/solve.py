@@ -1,8 +1,9 @@
 """From a profile and a workload to a plan: the best of a solver's and the baselines' policies.
 
 Every n and b that fits is looked at quickly; the most promising are solved, and given to all
-runnable baselines (``planner.entries``). The best policy on the *choose* sequences wins; what the
-plan reports is measured on the *judge* sequences, which nothing before has seen.
+runnable baselines (``planner.entries``). The best policy on the *choose* sequences wins, with the
+credit of a link that has one, which solvers do not know; what the plan reports is measured on the
+*judge* sequences, which nothing before has seen.
 """
 
 from __future__ import annotations
@@ -327,9 +328,9 @@ def document(
     figures = candidate.figures(entry.schedule)
     memory, policy = encoding.account(entry.schedule), encoding.policy(entry.schedule)
     judged_rivals = {
-        rival.solver: rival.candidate.score("judge", rival.schedule) for rival in rivals
+        rival.solver: rival.candidate.promised("judge", rival.schedule) for rival in rivals
     }
-    index = profile.index
+    index, promised = profile.index, figures.predicted.objective
     plan = Plan(
         solver=entry.solver,
         stop=_STOPS[entry.stop],
@@ -350,7 +351,7 @@ def document(
         notes=plan_notes(
             candidate,
             solver=entry.solver,
-            value=figures.objective,
+            value=figures.objective if promised is None else promised,
             rivals=judged_rivals,
             predicted=figures.predicted,
             memory=memory,

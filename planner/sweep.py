@@ -84,7 +84,8 @@ class GroupPoint:
     n_batches, batch_size, sequences
         The group.
     objective
-        On held-out sequences; None where the group does not fit, or did not look worth a search.
+        On held-out sequences, with the credit of a link that has one; None where the group does not
+        fit, or did not look worth a search.
     needed_bytes
         The smallest budget with which it fits.
     fits
@@ -176,7 +177,7 @@ def sweep(
             continue
         made = document(profile, entry, rivals, seed, asked)
         looks = with_predictors(made, profile, seed) if predictors else made
-        if kept is None or looks.objective < kept.plan.objective:
+        if kept is None or looks.promised < kept.plan.promised:
             kept = _Kept(entry, rivals, budget, looks, len(made.notes))
         plan = looks if kept.budget == budget else _housed(profile, kept, budget)
         points.append(SweepPoint(budget, plan, None, kept.budget, time.monotonic() - started))
@@ -261,9 +262,9 @@ def by_group(
                 entry = run_strategy(solver, profile, [candidate], looks, seed)
             if predictors:
                 bare = document(profile, entry, [], seed)
-                value = with_predictors(bare, profile, seed).objective
+                value = with_predictors(bare, profile, seed).promised
             else:
-                value = entry.candidate.score("judge", entry.schedule)
+                value = entry.candidate.promised("judge", entry.schedule)
             if best is None or best.objective is None or value < best.objective:
                 needed = needed_bytes(encoding)
                 shape = encoding.n_batches, encoding.batch_size

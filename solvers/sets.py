@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from solvers.layout import START, Layout, whole_in_memory
 from solvers.outcome import HostShare, Schedule
 from solvers.problem import Problem
 from solvers.relaxation import Relaxed
-from solvers.replay import objective
+from solvers.replay import Credit, objective
 
 __all__ = ["Knobs", "Search", "demand_share", "optimistic", "unit_order"]
 
@@ -79,23 +80,24 @@ def unit_order(problem: Problem, relaxed: Relaxed | None) -> list[tuple[int, int
     return [(index, item) for _, _, index, item in sorted(ranked)]
 
 
-def optimistic(problem: Problem) -> int:
+def optimistic(problem: Problem, credit: Credit | None = None) -> int:
     """What the passes take if copies and computation overlap wholly, with the best residents.
 
     The larger of all computation and all copies that a fractional choice of residents leaves; a
     quick guide to which problems are worth solving. Where a host may work on items, copies and its
-    work are weighed together, in the proportion that tells most.
+    work are weighed together, in the proportion that tells most. A channel with ``credit`` copies
+    no faster than at its peak, and is never ahead of its lasting rate by more than its depth.
     """
     if problem.measure == "bytes":
         return 0
     shares = (1.0,) if problem.scenarios.host_work_ns is None else _HOST_SHARES
-    return max(_overlapped(problem, share) for share in shares)
+    return max(_overlapped(problem, share, credit) for share in shares)
 
 
 _HOST_SHARES = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
 
 
-def _overlapped(problem: Problem, share: float) -> int:
+def _overlapped(problem: Problem, share: float, credit: Credit | None) -> int:
     """``optimistic`` with copies counted by a share, and the host's work by the rest: whoever
     serves an item takes no less than the smaller of both."""
     scenarios = problem.scenarios
@@ -121,9 +123,28 @@ def _overlapped(problem: Problem, share: float) -> int:
     filled = np.cumsum(sizes[order])
     kept = np.clip((problem.capacity_bytes - (filled - sizes[order])) / sizes[order], 0.0, 1.0)
     copies = float(values.sum() - (values[order] * kept).sum())
+    if credit is not None:
+        copies = _ahead_ns(problem, share, credit, copies)
     if problem.measure == "idle":
         return int(max(copies - compute, 0.0)) if scenarios.host_work_ns is None else 0
     return int(max(copies, compute))
+
+
+def _ahead_ns(problem: Problem, share: float, credit: Credit, copies: float) -> float:
+    """The least that ``copies``, in which the channel's count by ``share``, take with its credit.
+
+    Over passes p of weight w that begin with credit c, of lasting copy time W, a pass takes t_p >=
+    W_p - c_p + c_(p+1), as rests alone give credit back, and by weight all of them no less than sum
+    w W minus the depth for the first pass's weight and each rise of it. Nor does a pass take less
+    than its copies at the peak.
+    """
+    peak = credit.peak_ppm / 1_000_000
+    weight, rises = problem.scenarios.weight.tolist(), 0
+    for run in problem.scenarios.runs():
+        own = [0, *weight[run.start : run.stop]]
+        rises += sum(max(after - before, 0) for before, after in pairwise(own))
+    fastest = copies / (share / peak + 1.0 - share)
+    return max(fastest, copies - share * credit.depth_ns * rises)
 
 
 def _sampled(problem: Problem) -> Problem | None:

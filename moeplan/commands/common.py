@@ -284,6 +284,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
             "decode_tokens_per_second": plain(predicted.decode_tokens_per_second),
             "time_to_first_token_ns": predicted.time_to_first_token_ns,
             "totals": plain(predicted.totals),
+            **_credited(plan),
         },
         "memory": {
             tier: {**plain(account), "peak_bytes": account.peak_bytes}
@@ -313,6 +314,13 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "notes": list(plan.notes),
         "hash": document_hash(plan),
     }
+
+
+def _credited(plan: Plan) -> dict[str, Any]:
+    """What a prediction has that counts a link's credit."""
+    if plan.predicted.credit_ns is None:
+        return {}
+    return {"credit_ns": plan.predicted.credit_ns, "objective": plan.predicted.objective}
 
 
 def placement_summary(placement: ExpertPlacement) -> dict[str, Any]:

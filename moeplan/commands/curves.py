@@ -129,6 +129,7 @@ def draw_curves(
                 texts=tuple(f"n x b = {p.n_batches} x {p.batch_size}" for p in found),
             )
         )
+    ahead = any(channel.burst is not None for channel in profile.hardware.channels)
     return [
         Chart(
             "Objective against time limit",
@@ -136,7 +137,8 @@ def draw_curves(
             f"{objective}, {unit}",
             tuple(times),
             "On held-out routing, so that a longer search may look no better than a short one; "
-            "bounds are for the plan's own n and b.",
+            "bounds are for the plan's own n and b."
+            + (" Neither counts what a rested link is ahead." if ahead else ""),
             log_x=True,
         ),
         frontier_chart(found_within, smallest),

@@ -91,7 +91,18 @@ def sentences(plan: Plan, found: Explanation) -> list[str]:
         *_hosting(plan, found),
         *_formats(plan, found),
         *_forms(plan),
+        *_credit(plan),
         *_threads(plan),
+    ]
+
+
+def _credit(plan: Plan) -> list[str]:
+    """Nothing where the link is never ahead of the rate that lasts."""
+    if plan.predicted.credit_ns is None:
+        return []
+    return [
+        "What counts: times here are with what the link is ahead after a rest, by which plans are "
+        "compared; bounds, and prices by the relaxation, are of copies at the rate that lasts."
     ]
 
 
@@ -132,7 +143,7 @@ def _formats(plan: Plan, found: Explanation) -> list[str]:
         f"Why these formats: read as they are come experts {', '.join(raw) or 'of no layer'}, for "
         "whose copies computation waits least; all others are compressed. The same policy would "
         f"take {takes['compressed']} with all of them compressed and {takes['raw']} with none; "
-        f"as planned it takes {objective_words(plan, plan.objective)}."
+        f"as planned it takes {objective_words(plan, plan.promised)}."
     ]
 
 
@@ -161,9 +172,9 @@ def _neighbour(plan: Plan, point: GroupPoint) -> str:
         if needed == given:  # a few bytes are missing
             needed, given = f"{point.needed_bytes:,} bytes", f"{budget:,}"
         return f"{size} do not fit: they need {needed} at least, of {given}."
-    if point.objective is None or plan.objective <= 0:
+    if point.objective is None or plan.promised <= 0:
         return f"{size} would fit."
-    change = point.objective / plan.objective - 1
+    change = point.objective / plan.promised - 1
     way = "more" if change >= 0 else "less"
     solver = asked_of(plan).solver
     found = "the best that a short search finds" if searches(solver) else f"there {solver}"
@@ -283,8 +294,12 @@ def _checked(plan: Plan, price: Price) -> str:
         f"{price.batch_size}), {real:.1%} less than "
     )
     found = f"the {objective_words(plan, price.base)} that it finds without"
-    text += found if price.base < plan.objective else "this plan's"
-    if plan.bound is not None and price.replanned < plan.bound:
+    text += found if price.base < plan.promised else "this plan's"
+    if plan.bound is None or price.replanned >= plan.bound:
+        return f"{text}."
+    if plan.predicted.credit_ns is not None:
+        text += " (and less than this plan's bound, which does not count what a link is ahead)"
+    else:
         text += (
             " (and less than this plan's bound, which is for its n and b, and for copies and "
             "computation as slow beside each other as in it)"

@@ -101,12 +101,20 @@ def offload(
         Text(
             f"The slowest device takes {human_time(slowest)} for {requests} sequences, without "
             "exchanges and waits for others' copies. What each device does was chosen on other "
-            f"sequences than these times are of. The placement with its plan is in {out}"
+            f"sequences than these times are of.{_ahead(made.offload)} The placement with its plan "
+            f"is in {out}"
         )
     )
     reporter.result(
         {**offload_summary(made, made.offload), "hash": document_hash(made), "out": str(out)}
     )
+
+
+def _ahead(offload: Offload) -> str:
+    """Nothing where the link is never ahead of the rate that lasts."""
+    if all(one.predicted.credit_ns is None for one in offload.devices):
+        return ""
+    return " What the link is ahead after a rest counts, as if each device had one for itself."
 
 
 def offload_summary(placement: ExpertPlacement, offload: Offload) -> dict[str, Any]:

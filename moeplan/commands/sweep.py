@@ -50,7 +50,7 @@ from moeplan.commands.sweep_pairs import (
 from moeplan.options import check_outputs, parse_range, split_names
 from moeplan.output import Reporter, human_bytes, human_number
 from moeplan.plots import Chart, Line, TableOf, build_plots, require_plotly
-from moeplan.words import objective_words, work_words
+from moeplan.words import CREDIT_WORDS, objective_words, work_words
 from planner.documents import Workload, write_atomic
 from planner.objectives import OBJECTIVES
 from planner.profiles import load_profile
@@ -174,6 +174,8 @@ def _frontier(
         f"{work_words(workload)}; solver {search.solver}, objective {search.objective}"
         f"{error_words(allow_error)}. Predicted on held-out routing."
     )
+    if any(point.plan and point.plan.predicted.credit_ns is not None for point in points):
+        about += f" {CREDIT_WORDS}"
     reporter.show(Text(about))
     reporter.show(table)
     said = ""
@@ -238,7 +240,7 @@ def _cells(point: SweepPoint) -> tuple[str, ...]:
     return (
         human_bytes(point.memory_bytes),
         human_number(plan.predicted.tokens_per_second.value),
-        objective_words(plan, plan.objective),
+        objective_words(plan, plan.promised),
         by,
         f"{plan.policy.n_batches} x {plan.policy.batch_size}",
         f"{sum(len(layer.resident) for layer in plan.policy.layers):,}",

@@ -39,7 +39,7 @@ from moeplan.commands.inputs import error_words, within_error
 from moeplan.options import check_outputs, parse_size, split_names
 from moeplan.output import human_bytes, human_number, human_time
 from moeplan.plots import Chart, TableOf, build_plots, require_plotly
-from moeplan.words import objective_words, work_words
+from moeplan.words import CREDIT_WORDS, objective_words, work_words
 from planner.documents import write_atomic
 from planner.objectives import ALL_OBJECTIVES, OBJECTIVES
 from planner.profiles import load_profile
@@ -167,6 +167,8 @@ def compare(
         f"{work_words(workload)}, time limit {limit:g} s{error_words(allow_error)}. Everything is "
         "measured on held-out routing."
     )
+    if any(row.plan.predicted.credit_ns is not None for row in rows):
+        about += f" {CREDIT_WORDS}"
     if allow_error:
         about += (
             " Bounds are for the forms of experts that were chosen; others within that error may "
@@ -207,19 +209,19 @@ def _table(goal: str, rows: list[ComparisonRow], bounds: list[BoundRow]) -> Tabl
     if not rows:
         return table
     best = best_row(rows)
-    for row in sorted(rows, key=lambda one: one.objective_value):
+    for row in sorted(rows, key=lambda one: one.promised):
         over = over_bound(row, best)
         table.add_row(
             row.solver,
             row.winner,
-            objective_words(row.plan, row.objective_value),
+            objective_words(row.plan, row.promised),
             _percent(over_best(row, best)),
             _percent(over),
             f"{human_number(row.tokens_per_second)}",
             f"{row.n_batches} x {row.batch_size}",
             human_bytes(row.peak_bytes),
             human_time(row.solve_seconds * 1e9),
-            style="bold" if row.objective_value == best.objective_value else "",
+            style="bold" if row.promised == best.promised else "",
         )
     if best.bound is not None:
         table.caption_justify = "left"
@@ -265,13 +267,13 @@ def _html_table(goal: str, rows: list[ComparisonRow], bounds: list[BoundRow]) ->
         for bound in bounds
         if bound.value is not None
     ]
-    for row in sorted(rows, key=lambda one: one.objective_value):
+    for row in sorted(rows, key=lambda one: one.promised):
         price = row.price_of_information
         cells.append(
             (
                 row.solver,
                 row.winner,
-                value_words(goal, row.objective_value),
+                value_words(goal, row.promised),
                 _percent(over_best(row, best_row(rows))),
                 "–" if row.bound is None else value_words(goal, row.bound),
                 row.plan.bound_class or "–",
@@ -315,19 +317,19 @@ def value_words(goal: str, value: float) -> str:
 
 
 def best_row(rows: Sequence[ComparisonRow]) -> ComparisonRow:
-    """The row with the least value; of equals the one with the tightest bound."""
-    return min(rows, key=lambda row: (row.objective_value, -(row.bound or 0.0)))
+    """The row that promises the least; of equals the one with the tightest bound."""
+    return min(rows, key=lambda row: (row.promised, -(row.bound or 0.0)))
 
 
 def over_best(row: ComparisonRow, best: ComparisonRow) -> float | None:
     """How much worse than the best row, as a share of the best; None where that is 0."""
-    if best.objective_value <= 0:
+    if best.promised <= 0:
         return None
-    return row.objective_value / best.objective_value - 1
+    return row.promised / best.promised - 1
 
 
 def over_bound(row: ComparisonRow, best: ComparisonRow) -> float | None:
-    """Distance from the best row's bound, as a share of the row's value.
+    """Distance from the best row's bound, as a share of the row's value; both without credit.
 
     None where that bound says nothing about the row's plan: it is for one n and b and one choice of
     experts' forms, and but for a ``physical`` one for plans that do not cache.

@@ -94,7 +94,10 @@ def _compare(store: Store, inputs: dict[str, Any], tell: Telling) -> Made:
     told = []
     for row, entry in zip(rows, plans, strict=True):
         fields = (name for name in row.__dataclass_fields__ if name != "plan")
-        told.append({**{name: plain(getattr(row, name)) for name in fields}, "plan": entry.hash})
+        figures = {name: plain(getattr(row, name)) for name in fields}
+        if row.plan.predicted.objective is not None:
+            figures["promised"] = row.promised
+        told.append({**figures, "plan": entry.hash})
     about = {name: inputs[name] for name in ("profile", "memory_bytes", "workload", "objectives")}
     name = f"{profile.model.name} on {profile.hardware.name}, {len(rows)} plans"
     entry = json_entry("comparison", name, about, {"inputs": inputs, "rows": told})

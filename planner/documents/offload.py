@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from planner.documents.base import STRICT, Bytes, Keyed, Nanoseconds, Units
+from planner.documents.base import STRICT, Added, Bytes, Keyed, Nanoseconds, Units
 from planner.documents.inputs import Inputs
 from planner.documents.plan import Expert, Requests, Workload
 from planner.documents.predicted import Slowdown
@@ -38,6 +38,8 @@ class DevicePrediction:
         Of these, waits for copies.
     copied_bytes
         What its copies move.
+    credit_ns
+        As in ``Predicted``: of the link, which each device is taken to have for itself.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -45,6 +47,7 @@ class DevicePrediction:
     wall_ns: Nanoseconds
     wait_ns: Nanoseconds
     copied_bytes: Bytes
+    credit_ns: Added[Annotated[int, Field(ge=1, le=1 << 42)]] = None
 
 
 @dataclass(frozen=True, slots=True)

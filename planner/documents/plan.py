@@ -296,7 +296,7 @@ class Plan(Document):
     bound_class
         Which policies the bound speaks of: ``plan``, ``clairvoyant`` or ``physical``.
     chosen_over
-        Baselines that were compared, with their objective; the plan is the best of them.
+        Baselines that were compared, with what ``promised`` is for them; the plan is the best.
     notes
         Sentences for the reader: why this n, what binds, what was cut to fit.
     asked
@@ -332,3 +332,10 @@ class Plan(Document):
     def __post_init__(self) -> None:
         if "device" not in self.memory:
             raise ValueError("memory: the account of the device is missing")
+
+    @property
+    def promised(self) -> float:
+        """The objective as predicted, with the credit of a link that has one: what plans are
+        compared by."""
+        counted = self.predicted.objective
+        return self.objective if counted is None else counted

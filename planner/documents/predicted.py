@@ -62,7 +62,8 @@ class Predicted:
     """What the plan promises. ``tokens_per_second`` counts new tokens over the whole run
     ("in all", prefill included); ``decode_tokens_per_second`` over decode passes alone. With
     ``slowdown`` and the profile, all of it can be computed again. ``credit_ns`` of the link counts
-    here (None: it has no burst), in the plan's objective and bound it does not."""
+    here (None: it has no burst), in the plan's objective and bound it does not; ``objective`` is
+    the plan's with it, by which it was chosen."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -73,3 +74,4 @@ class Predicted:
     timeline: Timeline
     slowdown: Slowdown = Slowdown()
     credit_ns: Added[Annotated[int, Field(ge=1, le=1 << 42)]] = None
+    objective: Added[Annotated[float, Field(ge=0, allow_inf_nan=False)]] = None

@@ -110,7 +110,7 @@ def test_the_checker_counts_it_too(plain: Profile) -> None:
         predicted = dataclasses.replace(plan.predicted, credit_ns=credit_ns)
         edited = dataclasses.replace(plan, predicted=predicted)
         found = {violation.where for violation in check_plan(edited, profile)}
-        assert found & {"predicted.credit_ns", "objective"}
+        assert found & {"predicted.credit_ns", "predicted.objective"}
     # nor may a plan claim the credit of another profile's disk
     slower = dataclasses.replace(plan, inputs=on_demand(plain).inputs)
     assert "predicted.credit_ns" in {one.where for one in check_plan(slower, plain)}

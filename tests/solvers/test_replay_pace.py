@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from solvers.checker import used_bytes
 from solvers.outcome import Schedule, StageChoice
 from solvers.problem import Problem, Stage
 from solvers.replay import Credit, replay
 from solvers.replay_pace import Pace
+from solvers.sets import optimistic
 
 THIRD = 333_333
 
@@ -97,3 +100,37 @@ def test_parts_compose(credit: Credit, chunk_ns: int, rests: list[int], parts: l
                 assert all(told[limit] == 1 for limit in limits if limit <= begin)
         assert begin == end
         now = end
+
+
+def test_what_can_be_reached_with_credit(make: Any) -> None:
+    # 12 items that take 10 each after a lead of 100: 220 of computation; none fits, and copies of
+    # 30 are 360 at the lasting rate
+    scenarios = make.scenarios([[[1] * 12]])
+    problem = Problem((Stage(None, (make.unit(30),) * 12),), scenarios, 0, 1)
+    assert optimistic(problem) == 360
+    # 50 ahead: 310, where the peak alone would take 120
+    assert optimistic(problem, Credit(50, THIRD)) == 310
+    # with 200 it is computation's 220; at a peak of nine tenths no less than 324
+    assert optimistic(problem, Credit(200, THIRD)) == 220
+    assert optimistic(problem, Credit(200, 900_000)) == 324
+    # a second run begins with all of it, a second pass of the same run only where it weighs more
+    twice = [[[1] * 12], [[1] * 12]]
+    for starts, weight, ahead in (((0, 1), (1, 1), 100), ((0,), (1, 1), 50), ((0,), (1, 3), 150)):
+        more = make.scenarios(twice, run_starts=starts).with_weight(np.array(weight))
+        both = Problem(problem.stages, more, 0, 1)
+        assert optimistic(both, Credit(50, THIRD)) == 360 * sum(weight) - ahead
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    credit=st.builds(Credit, st.integers(0, 200), st.integers(1, 1_000_000)),
+)
+def test_no_replay_is_faster_than_what_can_be_reached(make: Any, seed: int, credit: Credit) -> None:
+    """Where all passes weigh the same, so that it does not matter in which a copy ahead is made."""
+    rng = np.random.default_rng(seed)
+    problem = make.problem(rng)
+    schedule = make.schedule(rng, problem).replace(eviction="none")
+    even = problem.scenarios.with_weight(np.ones(problem.scenarios.passes, dtype=np.int64))
+    problem = problem.replace(scenarios=even, capacity_bytes=used_bytes(problem, schedule))
+    taken = int(replay(problem, schedule, credit=credit).pass_ns.sum())
+    assert optimistic(problem, credit) <= taken

@@ -80,11 +80,11 @@ def _matrix(inputs: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, dic
     workload = Workload(**inputs["workload"])
     least: dict[str, float] = {}
     for row in rows:
-        name, value = row["objective"], row["objective_value"]
+        name, value = row["objective"], _ranked_by(row)
         least[name] = min(value, least.get(name, value))
     made: dict[str, dict[str, Cell]] = {}
     for row in rows:
-        name, value = row["objective"], row["objective_value"]
+        name, value = row["objective"], _ranked_by(row)
         made.setdefault(row["solver"], {})[name] = Cell(
             row["plan"],
             objective_value(name, workload, value),
@@ -94,6 +94,12 @@ def _matrix(inputs: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, dic
             row["winner"] if row["winner"] != row["solver"] else "",
         )
     return made
+
+
+def _ranked_by(row: dict[str, Any]) -> float:
+    """The objective; with the credit of a link that has one."""
+    value: float = row.get("promised", row["objective_value"])
+    return value
 
 
 def _charts(service: Service, inputs: dict[str, Any], rows: list[dict[str, Any]]) -> list[Any]:

@@ -113,7 +113,9 @@ class ExplanationView(BaseModel):
     words: list[str] = Field(description="What it does, a paragraph an entry.")
     notes: list[str] = Field(description="Why this n, what binds, what was cut to fit.")
     memory: dict[str, Any] = Field(description="Tier -> capacity and peak, by purpose.")
-    chosen_over: dict[str, float] = Field(description="Baselines, with their objective.")
+    chosen_over: dict[str, float] = Field(
+        description="Baselines, with their objective; a link's credit counts."
+    )
     deeper: str | None = Field(description="Hash of the newest explanation with new plans.")
 
 
