@@ -16,6 +16,7 @@ __all__ = [
     "NOT_MEASURED",
     "Place",
     "Written",
+    "apart",
     "check_place",
     "kv_stays",
     "share_beside",
@@ -124,18 +125,27 @@ def written_column(column_bytes: int, size_bytes: int, chunk_bytes: int) -> Writ
     return Written(tuple(sorted(writes.items())), columns)
 
 
+def apart(model: ModelSpec, chunk_bytes: int) -> int:
+    """How far apart new tokens may lie in bytes to be one write.
+
+    A write waits for the read that is under way, most often one of an expert: on average for half
+    of it, or of a chunk.
+    """
+    return min(chunk_bytes, max(layer.expert_bytes for layer in model.layers)) // 2
+
+
 def token_blocks(
     tokens: Iterable[tuple[int, int]],
     column_bytes: int,
     token_bytes: int,
-    chunk_bytes: int,
+    apart_bytes: int,
     columns: int = 0,
 ) -> list[tuple[int, int]]:
     """Which bytes of a layer are written back: [begin, end) of each write, in whole blocks,
     ascending.
 
-    A write waits for the read that is under way, on average for half of a chunk. So what lies no
-    farther apart than that is one write, with what lies between: it is there as it was read.
+    What lies no farther apart than ``apart_bytes`` is one write, with what lies between: it is
+    there as it was read.
 
     Parameters
     ----------
@@ -143,8 +153,8 @@ def token_blocks(
         Column and sequence of each.
     column_bytes, token_bytes
         Of a column, in which those of all sequences lie, and of one of them.
-    chunk_bytes
-        Piece of a copy.
+    apart_bytes
+        As ``apart``.
     columns
         So many, the first ones, are written whole: those of sequences that begin.
     """
@@ -152,7 +162,7 @@ def token_blocks(
     writes = [(0, aligned(columns * column_bytes))] if columns else []
     for start in starts:
         begin, end = start - start % ALIGNMENT_BYTES, aligned(start + token_bytes)
-        if writes and begin - writes[-1][1] <= chunk_bytes // 2:
+        if writes and begin - writes[-1][1] <= apart_bytes:
             writes[-1] = writes[-1][0], max(writes[-1][1], end)
         else:
             writes.append((begin, end))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from planner.documents import ModelSpec, Workload
-from planner.kv import Written, token_blocks, written_column, written_layer
+from planner.kv import Written, apart, token_blocks, written_column, written_layer
 from planner.memory import aligned, kv_columns_bytes, kv_layer_bytes, kv_token_bytes
 from planner.scenarios import PassShape
 from planner.span import kept_tokens, seen_tokens
@@ -127,7 +127,8 @@ class KvCopies:
         token = kv_token_bytes(self.model, layer, self.dtype_bytes)
         tokens = [(column, place) for place, column in enumerate(lengths)]
         writes: Counter[int] = Counter()
-        for begin, end in token_blocks(tokens, self.group * token, token, self.chunk_bytes):
+        sizes = self.group * token, token, apart(self.model, self.chunk_bytes)
+        for begin, end in token_blocks(tokens, *sizes):
             writes.update(dict(written_layer(end - begin, self.chunk_bytes).sizes))
         return Written(tuple(sorted(writes.items())))
 
