@@ -13,6 +13,7 @@ import pytest
 
 from moeplan import cli
 from planner.documents import Plan, Trace, write_document
+from tests.refusal import refusal
 
 
 @dataclass(frozen=True)
@@ -205,19 +206,15 @@ def assert_refused(
 ) -> None:
     """Exit code 2, one line on stderr, nothing on stdout, no file made or changed."""
     before = listing(*watched)
-    code = cli.main([str(item) for item in argv])
-    out, err = capsys.readouterr()
-    assert code == 2, (out, err)
-    assert len(err.strip().splitlines()) == 1, err
-    assert out == ""
+    line = refusal(capsys, *argv)
     for text in said:
-        assert text in err
+        assert text in line
     assert listing(*watched) == before
     code = cli.main([*(str(item) for item in argv), "--json"])
     document = json.loads(capsys.readouterr().out)
     assert code == 2
     assert set(document) == {"error"}
-    assert document["error"]["message"] in err
+    assert document["error"]["message"] in line
 
 
 @pytest.mark.parametrize("case", CHECKPOINT_CASES, ids=lambda case: case.name)

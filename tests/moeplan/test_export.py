@@ -14,6 +14,7 @@ import yaml
 from moeplan import cli
 from planner.documents import Plan, Trace, write_document
 from planner.exports import TARGETS
+from tests.refusal import refusal
 
 
 @pytest.fixture(scope="module")
@@ -120,11 +121,7 @@ def test_what_is_refused(
     given = [
         word.replace("PLAN", str(made.plan)).replace("PROFILE", str(made.profile)) for word in more
     ]
-    assert cli.main(["export", str(made.plan), *given]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert words in captured.err
-    assert len(captured.err.strip().splitlines()) == 1
+    assert words in refusal(capsys, "export", made.plan, *given)
     assert (tmp_path / "mine").read_text() == "# notes\n"
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from moeplan.cli import main
 from planner.documents import (
     CostProfile,
     Figure,
@@ -33,6 +32,7 @@ from planner.routing import load_trace
 from planner.routing_sources import load_source
 from profiler import speeds
 from profiler.refine import refine
+from tests.refusal import refusal
 
 Json = Callable[..., Any]
 
@@ -50,15 +50,6 @@ def trace(made: SimpleNamespace, command_json: Json, tmp_path_factory: Any) -> P
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def refused(capsys: pytest.CaptureFixture[str], *argv: Any) -> str:
-    capsys.readouterr()  # of commands before: a slow one shows how far it is
-    assert main([*map(str, argv)]) == 2
-    said = capsys.readouterr().err.strip()
-    assert said.startswith("moeplan: ")
-    assert "\n" not in said
-    return said
 
 
 # --- corrected by a run --------------------------------------------------------------------------
@@ -91,10 +82,10 @@ def test_refining_writes_a_new_profile_and_keeps_the_old(
         *("--new-tokens", 4, "--solver", "frequency", "--out", plan),
     )
     assert loaded.index.notes[-1] in load_document(Plan, plan).notes
-    said = refused(capsys, "profile", new, "--refine", trace, "--out", tmp_path / "third")
+    said = refusal(capsys, "profile", new, "--refine", trace, "--out", tmp_path / "third")
     assert "hardware document" in said
     assert not (tmp_path / "third").exists()
-    said = refused(capsys, "profile", made.profile, "--refine", plan, "--out", tmp_path / "third")
+    said = refusal(capsys, "profile", made.profile, "--refine", plan, "--out", tmp_path / "third")
     assert "plan" in said
 
 
@@ -102,7 +93,7 @@ def test_refining_never_takes_the_old_ones_place(
     made: SimpleNamespace, trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = contents(made.profile)
-    said = refused(capsys, "profile", made.profile, "--refine", trace, "--out", made.profile)
+    said = refusal(capsys, "profile", made.profile, "--refine", trace, "--out", made.profile)
     assert "is one of the inputs" in said
     assert contents(made.profile) == before
 
@@ -125,7 +116,7 @@ def test_threads_are_refused_where_they_have_no_effect(
 ) -> None:
     given = [option.format(checkpoint=tiny) for option in options]
     out = tmp_path / ("new.json" if "--hardware-only" in options else "new")
-    assert words in refused(capsys, "profile", *given, "--threads", 1, "--out", out)
+    assert words in refusal(capsys, "profile", *given, "--threads", 1, "--out", out)
     assert not out.exists()
 
 
@@ -134,7 +125,7 @@ def test_more_threads_than_cores_are_refused(
 ) -> None:
     argv = ["profile", tiny, "--memory", "1GB", "--out", tmp_path / "new", "--threads"]
     for count in (0, 4097):
-        assert f"{count} threads cannot compute here" in refused(capsys, *argv, count)
+        assert f"{count} threads cannot compute here" in refusal(capsys, *argv, count)
     assert not (tmp_path / "new").exists()
 
 
@@ -146,7 +137,7 @@ def test_a_profile_that_was_changed_is_not_refined(
     costs = load_document(CostProfile, own / "costs.json")
     changed = replace(costs, reference_ns=replace(costs.reference_ns, value=1.0))
     write_document(changed, own / "costs.json")
-    said = refused(capsys, "profile", own, "--refine", trace, "--out", tmp_path / "new")
+    said = refusal(capsys, "profile", own, "--refine", trace, "--out", tmp_path / "new")
     assert "costs document was changed" in said
 
 
@@ -274,9 +265,9 @@ def test_options_without_effect_are_refused(
         (("--memory", "1GiB"), "CHECKPOINT is missing"),
         ((made.checkpoint, "--memory", "1GiB", "--device", "tpu"), "--device 'tpu'"),
     ):  # fmt: skip
-        assert word in refused(capsys, "profile", *argv, *new)
+        assert word in refusal(capsys, "profile", *argv, *new)
     assert not (tmp_path / "new").exists()
-    said = refused(
+    said = refusal(
         capsys,
         *("profile", made.checkpoint, "--routing-only", "--memory", "1GiB"),
         *("--out", made.profile),

@@ -12,6 +12,7 @@ import pytest
 
 from moeplan import cli
 from planner.documents import ExpertPlacement, load_document
+from tests.refusal import refusal
 
 
 @pytest.fixture(scope="module")
@@ -83,15 +84,6 @@ def test_the_checker(
     assert cli.main(["check", str(edited), "--profile", str(made.profile)]) == 1
 
 
-def _refused(capsys: pytest.CaptureFixture[str], *argv: Any) -> str:
-    capsys.readouterr()
-    assert cli.main([*map(str, argv)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    (line,) = captured.err.strip().splitlines()
-    return line
-
-
 @pytest.mark.parametrize(
     ("more", "words"),
     [
@@ -114,7 +106,7 @@ def test_what_is_refused(
 ) -> None:
     where = ("--placement", placed.placement, "--out", tmp_path / "out.json")
     more = [one.format(profile=made.profile, placement=placed.placement) for one in more]
-    line = _refused(capsys, "offload", made.profile, *where, *placed.asked, *more)
+    line = refusal(capsys, "offload", made.profile, *where, *placed.asked, *more)
     assert words in line
     assert not list(tmp_path.iterdir())
 
@@ -128,7 +120,7 @@ def test_what_a_run_refuses(
 ) -> None:
     def run(checkpoint: Path, placement: Path, *more: Any) -> str:
         asked = ("--prompts", made.prompts, "--max-new-tokens", 4)
-        return _refused(capsys, "parallel", checkpoint, "--placement", placement, *asked, *more)
+        return refusal(capsys, "parallel", checkpoint, "--placement", placement, *asked, *more)
 
     store = ("--store", made.store)
     said = "offload plan says what each device's memory holds"
@@ -150,6 +142,6 @@ def test_what_a_run_refuses(
     line = run(made.checkpoint, edited, *store)
     assert f"offload.devices.0.layers.0: expert {min(held)} is not placed on this device" in line
     assert "'moeplan check' lists what is wrong" in line
-    assert "--profile has no effect" in _refused(
+    assert "--profile has no effect" in refusal(
         capsys, "check", placed.placement, "--profile", made.profile
     )

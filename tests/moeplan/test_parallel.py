@@ -14,6 +14,7 @@ from executor.parallel import worker
 from executor.parallel.group import RankProcesses
 from moeplan import cli
 from solvers.errors import BudgetError
+from tests.refusal import refusal
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pycode-moe"
 
@@ -97,11 +98,7 @@ def test_what_is_refused(
     prompts.write_text('{"token_ids": [1, 2]}\n')
     arguments = ["--placement", str(placement), "--prompts", str(prompts), "--max-new-tokens", "4"]
     more = [one.format(placement=placement, prompts=prompts) for one in more]
-    assert cli.main(["parallel", str(EXAMPLE), *arguments, *more]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert len(captured.err.strip().splitlines()) == 1
-    assert words in captured.err
+    assert words in refusal(capsys, "parallel", EXAMPLE, *arguments, *more)
 
 
 def test_a_budget_too_small_for_another_rank_is_bad_input(

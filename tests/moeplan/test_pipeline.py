@@ -26,6 +26,7 @@ from planner.documents import (
     load_document,
     write_document,
 )
+from tests.refusal import refusal
 
 Command = Callable[..., Any]
 
@@ -226,14 +227,9 @@ def test_compare_has_a_row_for_every_solver_and_objective(
 
 
 def refused(capsys: pytest.CaptureFixture[str], argv: list[Any], *said: str, code: int = 2) -> None:
-    capsys.readouterr()
-    got = call(*argv)
-    out, err = capsys.readouterr()
-    assert got == code, (out, err)
-    assert out == ""
-    assert len(err.splitlines()) == 1, err
+    line = refusal(capsys, *argv, code=code)
     for text in said:
-        assert text in err
+        assert text in line
 
 
 @pytest.mark.parametrize(

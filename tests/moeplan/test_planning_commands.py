@@ -24,15 +24,9 @@ from planner.documents import ExpertError, FormName, HostCompute, Plan, ThreadUs
 from planner.explain import Explanation, Hosting, Prefetching, Price, Unit
 from planner.sweep import GroupPoint
 from solvers.errors import OptionError
+from tests.refusal import refusal
 
 WORK = ("--requests", 4, "--prompt-tokens", 14, "--new-tokens", 4)
-
-
-def refused(capsys: pytest.CaptureFixture[str], *argv: Any) -> str:
-    capsys.readouterr()  # of commands before: a slow one shows how far it is
-    assert cli.main([str(part) for part in argv]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    return line
 
 
 def plot_data(page: str) -> list[dict[str, Any]]:
@@ -106,39 +100,39 @@ def test_what_is_refused(
     made: SimpleNamespace, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     plan = ("plan", made.profile, "--memory", made.memory, "--out", tmp_path / "plan.json")
-    assert "needs costs of a CPU beside the device" in refused(capsys, *plan, "--solver", "fiddler")
-    assert "makes no plan" in refused(capsys, *plan, "--solver", "belady")
-    assert "no effect without --then" in refused(capsys, *plan, "--tolerance", "2%")
-    assert "is the first objective" in refused(capsys, *plan, "--then", "throughput")
+    assert "needs costs of a CPU beside the device" in refusal(capsys, *plan, "--solver", "fiddler")
+    assert "makes no plan" in refusal(capsys, *plan, "--solver", "belady")
+    assert "no effect without --then" in refusal(capsys, *plan, "--tolerance", "2%")
+    assert "is the first objective" in refusal(capsys, *plan, "--then", "throughput")
     several = ("compare", *plan[1:-2]), ("sweep", made.profile, "--memory", "1MiB..2MiB")
     for error in ("0", "0.01"):
         for command in (plan, *several):
-            one = refused(capsys, *command, "--allow-error", error)
+            one = refusal(capsys, *command, "--allow-error", error)
             assert "no effect: the profile's store has its experts in one form" in one
-    pairs = refused(capsys, "sweep", "--models", "m.json", "--allow-error", "0.01")
+    pairs = refusal(capsys, "sweep", "--models", "m.json", "--allow-error", "0.01")
     assert "--allow-error is for a sweep of a PROFILE_DIR, and none was given" in pairs
     for command in ("offload", "parallel"):
-        assert "No such option: --allow-error" in refused(capsys, command, "--allow-error", "0.01")
-    alone = refused(capsys, *plan, "--attention-sinks", 2)
+        assert "No such option: --allow-error" in refusal(capsys, command, "--allow-error", "0.01")
+    alone = refusal(capsys, *plan, "--attention-sinks", 2)
     assert alone.endswith("--attention-sinks has no effect without --attention-window")
     window = (*plan, *WORK, "--attention-window")
-    assert "of 14 tokens and 4 sinks has no effect" in refused(capsys, *window, 14)
+    assert "of 14 tokens and 4 sinks has no effect" in refusal(capsys, *window, 14)
     share = (*plan, "--then", "bytes", "--tolerance")
     for text in ("2", "x%", "100%", "-1%", "nan%"):
-        assert "write it like 2%" in refused(capsys, *share, text)
+        assert "write it like 2%" in refusal(capsys, *share, text)
     sweep = ("sweep", made.profile, "--memory")
-    assert "no budget of the range works" in refused(capsys, *sweep, "1KiB..2KiB")
-    assert "is not a range" in refused(capsys, *sweep, "1GiB")
+    assert "no budget of the range works" in refusal(capsys, *sweep, "1KiB..2KiB")
+    assert "is not a range" in refusal(capsys, *sweep, "1GiB")
     both = (("compare", made.profile, "--memory", made.memory), (*sweep, "1MiB..2MiB"))
     for argv in both:
-        assert "without --attention-window" in refused(capsys, *argv, "--attention-sinks", 2)
-        assert "--kv 'host' is unknown" in refused(capsys, *argv, "--kv", "host")
+        assert "without --attention-window" in refusal(capsys, *argv, "--attention-sinks", 2)
+        assert "--kv 'host' is unknown" in refusal(capsys, *argv, "--kv", "host")
     bound = (*both[0], "--solvers", "belady", "--predictors")
-    assert "--predictors has no effect: belady makes no plan" in refused(capsys, *bound)
+    assert "--predictors has no effect: belady makes no plan" in refusal(capsys, *bound)
     rule = tmp_path / "plan.json"
     assert cli.main([str(part) for part in (*plan, *WORK, "--solver", "lru")]) == 0
     capsys.readouterr()
-    told = refused(capsys, "explain", rule, "--time-limit", 1)
+    told = refusal(capsys, "explain", rule, "--time-limit", 1)
     assert told.endswith("--time-limit has no effect: lru follows a rule and does not search")
     rule.unlink()
     assert list(tmp_path.iterdir()) == []
@@ -160,7 +154,7 @@ def test_plan_and_run_with_an_attention_window(
     assert cli.main(["show", str(out)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "attends to the first 1 token of its sequence and the last 3 tokens, not to all" in said
-    line = refused(capsys, "export", out, "--to", "accelerate", "--out", tmp_path / "x.json")
+    line = refusal(capsys, "export", out, "--to", "accelerate", "--out", tmp_path / "x.json")
     assert "accelerate attends to all tokens, and this plan to a window of 3" in line
 
 
@@ -182,7 +176,7 @@ def test_plan_and_run_with_keys_and_values_below(
     assert cli.main(["show", str(out)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "Keys and values of the layers whose dense parts are copied lie below" in said
-    line = refused(capsys, *argv, "--kv", "host", "--out", tmp_path / "x.json")
+    line = refusal(capsys, *argv, "--kv", "host", "--out", tmp_path / "x.json")
     assert "--kv 'host' is unknown; choose from auto, device, below" in line
 
 
@@ -198,7 +192,7 @@ def test_plots_without_plotly_are_refused_before_any_work(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     argv = ("compare", made.profile, "--memory", made.memory, "--html", "never.html")
-    assert "pip install 'moeplan[plots]'" in refused(capsys, *argv)
+    assert "pip install 'moeplan[plots]'" in refusal(capsys, *argv)
 
 
 def test_a_page_holds_what_it_is_given() -> None:

@@ -16,6 +16,7 @@ from executor.tokenizer import load_tokenizer
 from moeplan import cli
 from planner.documents import Plan, load_document
 from solvers.errors import RunError
+from tests.refusal import refusal
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +81,7 @@ def test_refused(
 ) -> None:
     out = tmp_path / "out.jsonl"
     argv = ["run", made.plan, "--prompts", made.prompts, "--out", out, *options]
-    assert cli.main(list(map(str, argv))) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert len(error.splitlines()) == 1
+    assert said in refusal(capsys, *argv)
     assert not out.exists()
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from moeplan import cli
 from planner.profiles import load_profile
+from tests.refusal import refusal
 
 CONFIG = Path(__file__).resolve().parents[2] / "examples" / "pycode-moe" / "config.json"
 
@@ -104,12 +105,9 @@ def test_what_is_refused(
     heat.write_text('{"layers": [{"heat": [1, 2]}]}')
     links = ["--bandwidth", "1GB/s", "--latency-us", 20, "--tokens", 64]
     more = [one.format(heat=heat) for one in more]
-    code = call("simulate", given.profile, "--placement", given.placed[64], *links, *more)
-    captured = capsys.readouterr()
-    assert code == 2
-    assert captured.out == ""
-    assert len(captured.err.strip().splitlines()) == 1
-    assert words in captured.err
+    assert words in refusal(
+        capsys, "simulate", given.profile, "--placement", given.placed[64], *links, *more
+    )
 
 
 def test_an_encoder_decoder_is_refused(
