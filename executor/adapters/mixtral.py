@@ -1,16 +1,20 @@
-"""Mixtral: modules of transformers."""
+"""Mixtral."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from executor.adapters.base import Adapter
+from executor.adapters.plain import PlainAdapter
 
 __all__ = ["MixtralAdapter"]
 
 
-class MixtralAdapter(Adapter):
+class MixtralAdapter(PlainAdapter):
     """``mixtral``."""
 
     family: ClassVar[str] = "mixtral"
     prefix: ClassVar[str] = "Mixtral"
+    theta: ClassVar[float] = 1_000_000.0
+    epsilon: ClassVar[float] = 1e-5
+    normed_choice: ClassVar[bool] = True
+    slides: ClassVar[bool] = True

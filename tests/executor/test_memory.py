@@ -33,7 +33,6 @@ def status(key):
             return int(line.split()[1]) * 1024
 
 plan = load_document(Plan, Path(sys.argv[1]))
-mixtral.MixtralAdapter.classes()
 tune_process()
 import torch
 # first use of the thread pool and of both libraries' smallest product
