@@ -148,16 +148,20 @@ def main() -> None:
     for row in rows:
         predicted = row.plan["predicted"]["tokens_per_second"]
         measured = row.run["tokens_per_second"]
+        inside = predicted["low"] <= measured <= predicted["high"]
         table.add_row(
             row.name,
             f"{row.weights_bytes / 2**20:,.0f} MiB",
             f"{row.budget_bytes / 2**20:,.0f} MiB",
             f"{predicted['value']:,.1f} ({predicted['low']:,.1f} to {predicted['high']:,.1f})",
             f"{measured:,.1f}",
-            f"{100 * (measured / predicted['value'] - 1):+.0f}%",
+            f"{100 * (measured / predicted['value'] - 1):+.0f}%, {'in' if inside else 'out'}side",
         )
     console.print(table)
-    console.print("off by: (measured - predicted) / predicted; in brackets: what was predicted")
+    console.print(
+        "off by: (measured - predicted) / predicted, inside or outside the predicted 90% interval, "
+        "which stands in brackets"
+    )
     for row in rows:
         for doubt in row.doubts:
             console.print(f"{row.name}: {doubt}")

@@ -23,7 +23,7 @@ from moeplan.page_parts import (
     timeline_section,
     timeline_track,
 )
-from moeplan.words import explain_plan, explain_trace, tokens_per_second
+from moeplan.words import against_words, explain_plan, explain_trace, tokens_per_second
 from planner.comparable import not_comparable
 from planner.documents import Hardware, ModelSpec, Plan, Trace
 
@@ -150,9 +150,10 @@ def _cards(plan: Plan | None, trace: Trace | None, apart: str | None) -> str:
     if plan is not None:
         if apart is not None:
             cards.append(card("other work", apart))
-        elif trace is not None and plan.predicted.tokens_per_second.value:
-            off = 100 * (tokens_per_second(trace) / plan.predicted.tokens_per_second.value - 1)
-            cards.append(card(f"{off:+.1f}%", "measured against predicted tokens/s"))
+        elif trace is not None and speed.value:
+            measured = tokens_per_second(trace)
+            said = f"measured against predicted tokens/s, {against_words(speed, measured)}"
+            cards.append(card(f"{100 * (measured / speed.value - 1):+.1f}%", said))
         policy, account = plan.policy, plan.memory["device"]
         cards.append(
             card(f"{policy.n_batches} × {policy.batch_size}", "batches × sequences in a group")

@@ -30,6 +30,7 @@ from solvers.errors import OptionError
 __all__ = [
     "CREDIT_WORDS",
     "PURPOSE_WORDS",
+    "against_words",
     "compared",
     "counted",
     "decode_tokens_per_second",
@@ -84,6 +85,12 @@ def range_words(numbers: Range) -> str:
     """``41.2 (38.5 to 44.1)``."""
     low, high = human_number(numbers.low), human_number(numbers.high)
     return f"{human_number(numbers.value)} ({low} to {high})"
+
+
+def against_words(promised: Range, measured: float) -> str:
+    """Whether a measured rate is as predicted: ``within the predicted 90% interval``."""
+    where = "within" if promised.holds(measured) else "outside"
+    return f"{where} the predicted 90% interval"
 
 
 def counted(number: int, thing: str) -> str:
@@ -358,10 +365,11 @@ def explain_trace(
         if apart is not None:
             return [*paragraphs, f"Promised were tokens/s {range_words(promised)}; {apart}."]
         off = 100 * (measured / promised.value - 1) if promised.value else 0.0
-        way = "faster" if off >= 0 else "slower"
-        paragraphs.append(
-            f"Promised were tokens/s {range_words(promised)}; the run was {abs(off):.0f}% {way}."
-        )
+        far = f"{abs(off):.0f}% {'faster' if off >= 0 else 'slower'}"
+        said = f"the run was {far}, {against_words(promised, measured)}"
+        if promised.holds(measured):
+            said = f"the run was {against_words(promised, measured)} ({far})"
+        paragraphs.append(f"Promised were tokens/s {range_words(promised)}; {said}.")
     return paragraphs
 
 

@@ -58,7 +58,8 @@ class Comparison:
 class RateComparison:
     """Tokens/s, predicted with an interval and measured.
 
-    ``error`` = (measured - predicted) / predicted; None where either is missing.
+    ``error`` = (measured - predicted) / predicted; None where either is missing. ``inside``:
+    whether the interval, meant for nine of ten runs, holds what was measured.
     """
 
     predicted: Range
@@ -71,7 +72,7 @@ class RateComparison:
         """From a count and the time that it took."""
         measured = tokens * 1e9 / duration_ns if duration_ns else 0.0
         error = measured / predicted.value - 1 if measured and predicted.value else None
-        return cls(predicted, measured, error, predicted.low <= measured <= predicted.high)
+        return cls(predicted, measured, error, predicted.holds(measured))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from moeplan.commands.offload import check_placed, is_placement
 from moeplan.commands.outputs import give_outputs
 from moeplan.options import check_outputs, optional_pace, read_prompts
 from moeplan.output import Reporter, human_bytes, human_number, human_time, one_line
-from moeplan.words import explain_trace, range_words, served_words
+from moeplan.words import against_words, explain_trace, range_words, served_words
 from planner.comparable import disk_pace, pace_words
 from planner.documents import (
     Plan,
@@ -299,6 +299,10 @@ def verify(
         name = row.name.replace("_", " ").removesuffix(" bytes")
         add(name, human_bytes(row.predicted), human_bytes(row.measured), row.ratio)
     reporter.show(table)
+    for label, rate in (("in all", speed), ("in decode", decode)):
+        if judged and rate.error is not None:
+            lies = against_words(rate.predicted, rate.measured)
+            reporter.show(Text(f"tokens/s {label}: {lies}"))
     reporter.show(Text(f"not accounted for: {human_time(found.unaccounted_ns)} of compute's time"))
     totals = trace.totals
     if totals.wasted_prefetch_bytes:
@@ -310,6 +314,9 @@ def verify(
         reporter.show(Text(note))
     if not within:
         off = "unknown" if speed.error is None else f"{100 * abs(speed.error):.1f}%"
-        reporter.note(f"moeplan: tokens/s is off by {off}, more than {100 * (max_error or 0):g}%")
+        said = f"off by {off}, more than {100 * (max_error or 0):g}%"
+        reporter.note(
+            f"moeplan: tokens/s is {said}, {against_words(speed.predicted, speed.measured)}"
+        )
     reporter.result({**plain(found), "max_error": max_error, "within": within if judged else None})
     return 0 if within else 1

@@ -27,6 +27,10 @@ class Range:
         if not self.low <= self.value <= self.high:
             raise ValueError("value does not lie between low and high")
 
+    def holds(self, number: float) -> bool:
+        """Whether what was measured is as predicted: within the interval, its ends included."""
+        return self.low <= number <= self.high
+
 
 @dataclass(frozen=True, slots=True)
 class PredictedTotals:

@@ -26,6 +26,7 @@ from moeplan.words import (
 )
 from planner.documents import Event, Locations, Plan, Slowdown, Timeline, Trace, write_document
 from planner.documents.timeline import EventKind
+from tests.refusal import refusal
 
 MS = 1_000_000
 
@@ -160,7 +161,9 @@ def test_other_work_than_planned_is_not_judged(plan: Plan, trace: Trace) -> None
     assert "measured against predicted" not in page
     assert "measured / predicted" not in page
     page = build_page(plan, trace)
-    assert "-50.0%</b><span>measured against predicted" in page  # 100 of 200 tokens/s
+    # 100 of 200 tokens/s
+    card = "-50.0%</b><span>measured against predicted tokens/s, outside the predicted 90% interval"
+    assert card in page
     # everything took twice as long as predicted
     assert "<td>2.00</td>" in page
     assert "<td>0.50</td>" not in page
@@ -172,9 +175,48 @@ def test_a_run_in_words(plan: Plan, trace: Trace) -> None:
     assert decode_tokens_per_second(trace, 8) is None  # all tokens came from prefill
     text = "\n".join(explain_trace(trace, plan))
     assert "tokens/s 100 in all: 8 new tokens in 80 ms, 50% of it prefill, in 2 passes" in text
-    assert "the run was 50% slower" in text
+    assert text.endswith(
+        "(180 to 210); the run was 50% slower, outside the predicted 90% interval."
+    )
     paced = dataclasses.replace(trace, paced_bytes_per_second=2**20)
     assert "disk paced to 1.0 MiB/s" in explain_trace(paced)[0]
+
+
+@pytest.mark.parametrize(
+    ("wall_ms", "inside", "far"),
+    # 8 tokens; predicted are 200 tokens/s, from 180 (in 44.4 ms) to 210 (in 38.1 ms)
+    [
+        (44, True, "9% slower"),
+        (45, False, "11% slower"),
+        (39, True, "3% faster"),
+        (38, False, "5% faster"),
+    ],
+)
+def test_a_run_within_the_interval_is_as_predicted(
+    plan: Plan,
+    trace: Trace,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    wall_ms: int,
+    inside: bool,
+    far: str,
+) -> None:
+    totals = dataclasses.replace(trace.totals, wall_ns=wall_ms * MS, decode_ns=20 * MS)
+    ran = dataclasses.replace(trace, totals=totals)
+    where = f"{'within' if inside else 'outside'} the predicted 90% interval"
+    said = f"{where} ({far})" if inside else f"{far}, {where}"
+    assert explain_trace(ran, plan)[-1].endswith(f"; the run was {said}.")
+    assert f"measured against predicted tokens/s, {where}</span>" in build_page(plan, ran)
+    write_document(plan, tmp_path / "plan.json")
+    write_document(ran, tmp_path / "trace.json")
+    argv = ["verify", str(tmp_path / "plan.json"), str(tmp_path / "trace.json")]
+    assert cli.main(argv) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"tokens/s in all: {where}" in lines
+    # 4 tokens in 20 ms are the 200 tokens/s that are predicted
+    assert "tokens/s in decode: within the predicted 90% interval" in lines
+    assert cli.main([*argv, "--max-error", "0.01"]) == 1
+    assert f"more than 1%, {where}" in capsys.readouterr().err
 
 
 def test_memory_bars_are_in_proportion() -> None:
@@ -312,11 +354,7 @@ def test_show_refuses_what_does_not_fit(
         ([tmp_path / "none.json"], "no such file"),
         ([tmp_path], "cannot be read"),
     ):
-        assert cli.main(["show", *map(str, argv)]) == 2
-        out, err = capsys.readouterr()
-        assert said in err
-        assert len(err.splitlines()) == 1
-        assert out == ""
+        assert said in refusal(capsys, "show", *argv)
     assert one.read_bytes() == before
 
 
