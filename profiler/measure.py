@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
@@ -23,6 +23,7 @@ from planner.documents import (
     Hardware,
     ModelSpec,
     RawCopies,
+    Surface,
     ThreadTimes,
     ThreadUse,
     document_hash,
@@ -41,7 +42,7 @@ from profiler.host import HostSamples, host_tasks
 from profiler.in_runs import as_in_runs
 from profiler.kv import WriteSamples, measure_writes
 from profiler.layout import SLOTS, BenchPlan, Layout, copying
-from profiler.link import CopySample, LinkFit, copies_alone, copies_for_a_moment, fit_link
+from profiler.link import CopySample, copies_alone, copies_for_a_moment, fit_link
 from profiler.machine import describe_machine
 from profiler.observed import Observed
 from profiler.samples import PassSamples
@@ -323,7 +324,8 @@ class Measurement:
         return describe_machine(folder, self.memory_bytes, channel, self.backend.processor, threads)
 
     def _channel(self, copies: Sequence[CopySample]) -> Channel:
-        fit = self._fit(copies)
+        """The link that these went over, or the raw ones."""
+        fit = self.rested.spent(fit_link(copies, self._tag), raw=copies is self.raw_copies)
         return Channel(
             self.backend.link,
             fit.bandwidth_bytes_per_second,
@@ -332,20 +334,17 @@ class Measurement:
             fit.burst,
         )
 
-    def _fit(self, copies: Sequence[CopySample]) -> LinkFit:
-        """The link that these went over, or the raw ones."""
-        return self.rested.spent(fit_link(copies, self._tag), raw=copies is self.raw_copies)
-
     def _raw(self) -> RawCopies | None:
         """Copies of experts as they are, where the store has both."""
         if not self.raw_copies:
             return None
-        ratios = slowdowns(self.raw_pairs, self._alone_rate(self.raw_copies, 1.0), self._tag)
         link = self._channel(self.raw_copies)
+        ratios = slowdowns(self.raw_pairs, self._alone_rate(link, 1.0), self._tag)
         return RawCopies(link, ratios.copy_slowdown, ratios.compute_slowdown)
 
     def costs(self, hardware: Hardware) -> CostProfile:
-        """How long everything takes."""
+        """How long everything takes, on the machine that ``hardware`` says this is."""
+        (link,) = hardware.channels
         kinds: list[OperationKind] = [
             "embed", "router", "dense_mlp", "shared_expert", "expert", "combine", "head", "sample",
         ]  # fmt: skip
@@ -354,7 +353,7 @@ class Measurement:
         }
         share = self.model.stored_share("expert")
         both = (*self.pairs, *self.prefill_pairs)
-        ratios = slowdowns(both, self._alone_rate(self.copies, share), self._tag)
+        ratios = slowdowns(both, self._alone_rate(link, share), self._tag)
         host_expert, hosting = self.host.fit()
         costs = CostProfile(
             model_hash=document_hash(self.model),
@@ -363,8 +362,8 @@ class Measurement:
             curves=curves,
             attention_decode=fit_surface(self.samples.decode),
             attention_prefill=fit_surface(self.samples.prefill),
-            cross_decode=fit_surface(crossed) if (crossed := self.samples.cross_decode) else None,
-            cross_prefill=fit_surface(crossed) if (crossed := self.samples.cross_prefill) else None,
+            cross_decode=_surface(self.samples.cross_decode),
+            cross_prefill=_surface(self.samples.cross_prefill),
             copy_slowdown=ratios.copy_slowdown,
             compute_slowdown=ratios.compute_slowdown,
             reference_ns=drifting(self.reference.samples, self.reference.at_once),
@@ -373,7 +372,7 @@ class Measurement:
             raw=self._raw(),
             forms=form_curves(self.form_samples),
             form_slowdowns=form_slowdowns(
-                self.form_samples, partial(self._alone_rate, self.copies, 1.0), self._tag
+                self.form_samples, partial(self._alone_rate, link, 1.0), self._tag
             ),
             kv_writes=self.writes.fit(),
             host_expert=host_expert,
@@ -387,13 +386,13 @@ class Measurement:
         found = kind_slowdowns(pairs, self._tag)
         return {kind: found[kind] for kind in get_args(OperationKind) if kind in found}
 
-    def _alone_rate(
-        self, copies: Sequence[CopySample], share: float, form: FormName = OWN
-    ) -> float:
-        """Bytes/s that such copies bring in the pieces that contention was measured with."""
-        fit = self._fit(copies)
+    def _alone_rate(self, link: Channel, share: float, form: FormName = OWN) -> float:
+        """Bytes/s that copies of experts bring over a link, in the pieces that contention was
+        measured with; ``share`` of them is read."""
         size = self.model.form_bytes(Layout(self.model, 0).moe_layer, form)
-        chunks = -(-size // self._beside_chunk)
-        slope = 1e9 / fit.bandwidth_bytes_per_second.value
-        read = size * share
-        return size * 1e9 / (chunks * fit.latency_ns.value + read * slope)
+        return size * 1e9 / link.alone_ns(size * share, -(-size // self._beside_chunk))
+
+
+def _surface(samples: Mapping[tuple[int, int], Sequence[int]]) -> Surface | None:
+    """Of what not every model has."""
+    return fit_surface(samples) if samples else None

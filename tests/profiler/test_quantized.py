@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from profiler.bench import Tokens
 from profiler.contention import Turn
 from profiler.effort import Effort
 from profiler.forms import FormSamples, form_curves, form_slowdowns
-from profiler.link import CopySample
+from profiler.link import CopySample, LinkFit, fit_link
 from profiler.measure import Measurement
 from profiler.refine import refine
 
@@ -101,15 +101,27 @@ def test_profile_plan_and_run(
 
 
 def test_a_run_corrects_the_forms_that_it_had(
-    checkpoint: Callable[[str], Path], prompts: list[list[int]], tmp_path: Path
+    checkpoint: Callable[[str], Path],
+    prompts: list[list[int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All experts in int4, as the trace says: their curve moves, and the checkpoint's own stays."""
     folder, store = short(checkpoint, tmp_path), tmp_path / "store"
     pack(folder, store, forms=(QuantizedExperts("int4-1", 16),))
     made = tmp_path / "p"
+    fitted: list[int] = []
+
+    def counted(copies: Sequence[CopySample], *more: Any) -> LinkFit:
+        fitted.append(len(copies))
+        return fit_link(copies, *more)
+
+    monkeypatch.setattr("profiler.measure.fit_link", counted)
     profile_checkpoint(
         folder, made, memory_bytes=24 << 20, prompts=prompts, effort=QUICK, store=store
     )
+    # once, for the document and for all that is held against the link
+    assert len(fitted) == 1
     profile, workload = load_profile(made), Workload(4, 8, 4)
     int4: FormName = "int4-1"
     forms = tuple((int4,) * layer.experts for layer in profile.model.layers)
@@ -187,7 +199,7 @@ def test_each_form_is_measured_beside_copies_of_itself(
     assert measurement.pairs == measurement.prefill_pairs == []
     # as fast as pieces of 1 MiB and a byte more cost: 1 ns a byte, 1,000 ns a piece
     measurement.copies = [CopySample(1, one, 1000 + one) for one in (1000, 2000, 100_000, 200_000)]
-    rate = measurement._alone_rate(measurement.copies, 1.0, "int4-1")
+    rate = measurement._alone_rate(measurement._channel(measurement.copies), 1.0, "int4-1")
     assert rate == pytest.approx(size * 1e9 / (1000 + size), rel=1e-6)
 
 
