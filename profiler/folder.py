@@ -19,6 +19,7 @@ from planner.files import exists, read_regular
 from profiler.bench import Tokens
 from profiler.effort import Effort
 from profiler.measure import Measurement
+from profiler.others import moment, taken, taken_words
 from profiler.prompts import bundled_prompts
 from profiler.record import Recording, longest_prompt, record_routing
 from profiler.tasks import Progress, Task, run_tasks
@@ -158,7 +159,9 @@ def profile_checkpoint(
             *measuring,
             Task("a short run", _FEW_TOKENS * each + 1_000_000_000, again),
         ]
+        before = moment()
         run_tasks(tasks, progress)
+        busy = taken_words(taken(before, moment()))
         hardware = measurement.hardware()
         return write_folder(
             out,
@@ -170,6 +173,7 @@ def profile_checkpoint(
             store=store,
             store_fingerprint=source.store_fingerprint,
             memory_bytes=memory_bytes,
+            notes=() if busy is None else (busy,),
         )
 
 

@@ -1,8 +1,9 @@
 """How many threads serve this model: each kind of operation computed by one and by more, in turns.
 
 Passes of some sizes are run on a bench while the channel copies, as it does in a run, with the
-threads changing from pass to pass, so that the machine's drift touches all alike. A thread more has
-to earn its keep: it takes a core from the reader, from decoders, and from whoever else is there.
+threads changing from pass to pass, so that the machine's drift touches all alike; and again where
+other programs had the cores, with whom several threads would share them. A thread more has to earn
+its keep: it takes a core from the reader, from decoders, and from whoever else is there.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import get_args
 
 import numpy as np
@@ -23,6 +25,7 @@ from profiler.bench import Bench
 from profiler.compute import Cell
 from profiler.curves import figure
 from profiler.layout import HEAD_TILES, BenchPlan, Layout
+from profiler.others import quietly
 from solvers.errors import OptionError
 
 __all__ = ["candidates", "choose", "given_threads", "measure_threads"]
@@ -145,7 +148,9 @@ def measure_threads(
         with make(plan) as bench:
             bench.stream(on=True)
             for cell, rows in fitted:
-                _measure(bench, cell, rows, counts, found, 4 * cell_ns)
+                run = partial(_measure, bench, cell, rows, counts, 4 * cell_ns)
+                for size, values in quietly(run).items():
+                    found[size] += values
             bench.stream(on=False)
     if not found:
         return None
@@ -188,10 +193,11 @@ def _measure(
     cell: Cell,
     rows: int,
     counts: Sequence[int],
-    found: defaultdict[tuple[int, str, int], list[float]],
     budget_ns: int,
-) -> None:
-    """Rounds of one pass with each number of threads; each round's ratios to one thread."""
+) -> dict[tuple[int, str, int], list[float]]:
+    """Rounds of one pass with each number of threads; each round's ratios to one thread, by number,
+    kind and rows."""
+    found: defaultdict[tuple[int, str, int], list[float]] = defaultdict(list)
     passes, past = cell.counts()
     tiles = min(bench.plan.policy.resident_head_tiles, HEAD_TILES)
     uses = {count: ComputeThreads(given_threads(count).use) for count in counts}
@@ -211,6 +217,7 @@ def _measure(
         spent = time.perf_counter_ns() - begun
         if spent > budget_ns and (turn >= _LEAST or spent > 3 * budget_ns):
             break
+    return found
 
 
 def _medians(events: Sequence[Event], tokens: int) -> dict[tuple[str, int], float]:

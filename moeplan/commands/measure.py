@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -191,12 +191,9 @@ def _say_profile(reporter: Reporter, made: Profile, index: ProfileIndex, busy: f
     reporter.show(measured_table(made))
     from executor.allocator import usable_cores
 
-    reasons = doubts(made, busy, usable_cores())
-    if reasons:
-        reporter.note(
-            f"moeplan: numbers may be off: {'; '.join(reasons)}; other programs were busy, or the "
-            "machine is not steady: measure again when it is quiet"
-        )
+    # the notes of what has just been measured: that others had the cores
+    reasons = [*doubts(made, busy, usable_cores()), *index.notes]
+    _say_doubts(reporter, reasons)
     reporter.result(
         {
             "profile": str(made.folder),
@@ -212,6 +209,14 @@ def _say_profile(reporter: Reporter, made: Profile, index: ProfileIndex, busy: f
     )
 
 
+def _say_doubts(reporter: Reporter, reasons: Sequence[str]) -> None:
+    if reasons:
+        reporter.note(
+            f"moeplan: numbers may be off: {'; '.join(reasons)}; other programs were busy, or the "
+            "machine is not steady: measure again when it is quiet"
+        )
+
+
 # --- the machine alone ---------------------------------------------------------------------------
 
 
@@ -219,10 +224,13 @@ def _hardware_only(reporter: Reporter, out: Path, device: str) -> None:
     if out.suffix != ".json":
         raise OptionError(f"--out {out}: --hardware-only writes one document: name a FILE.json")
     check_outputs({"--out": out}, made=Machine.kind)
+    from profiler.others import moment, taken, taken_words
     from profiler.speeds import measure_machine
 
+    before = moment()
     with reporter.steps("profile") as progress:
         machine = measure_machine(out.absolute().parent, device=device, progress=progress)
+    busy = taken_words(taken(before, moment()), "the machine")
     write_document(machine, out)
     table = Table(box=None, pad_edge=False)
     table.add_column("measured", no_wrap=True)
@@ -242,7 +250,10 @@ def _hardware_only(reporter: Reporter, out: Path, device: str) -> None:
     reporter.show(Text(f"{machine.name}: {machine.processor}"))
     reporter.show(table)
     reporter.show(Text(f"For 'moeplan plan --model CONFIG --hardware {out} --routing STATS'"))
-    reporter.result({"machine": str(out), "hash": document_hash(machine), **plain(machine)})
+    reasons = [] if busy is None else [busy]
+    _say_doubts(reporter, reasons)
+    told = {"machine": str(out), "hash": document_hash(machine), "doubts": reasons}
+    reporter.result({**told, **plain(machine)})
 
 
 # --- routing alone -------------------------------------------------------------------------------

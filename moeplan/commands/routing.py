@@ -9,6 +9,7 @@ from rich.text import Text
 from moeplan.output import Reporter
 from moeplan.plots import require_plotly
 from moeplan.routing_pictures import RoutingView, heat_map, routing_page, routing_summary
+from moeplan.words import note_list
 from planner.documents import write_atomic
 from planner.files import exists, is_dir
 from planner.profiles import load_profile
@@ -30,6 +31,7 @@ def show_routing(reporter: Reporter, path: Path, html: Path | None, layer: int |
     """
     if html is not None:
         require_plotly()
+    notes: tuple[str, ...] = ()
     if is_dir(path):
         if not exists(path / "profile.json"):
             raise DocumentError(
@@ -38,6 +40,7 @@ def show_routing(reporter: Reporter, path: Path, html: Path | None, layer: int |
             )
         profile = load_profile(path)
         trace, arrays, name = profile.routing, profile.arrays, profile.model.name
+        notes = profile.index.notes
     else:
         (trace, arrays), name = load_trace(path), path.name
     if not trace.tokens:
@@ -61,4 +64,7 @@ def show_routing(reporter: Reporter, path: Path, html: Path | None, layer: int |
             )
         )
         reporter.show(heat_map(view, reporter.console.width))
-    reporter.result({**routing_summary(view), "html": None if html is None else str(html)})
+        if notes:
+            reporter.show(note_list(notes))
+    told = {"notes": list(notes), "html": None if html is None else str(html)}
+    reporter.result({**routing_summary(view), **told})

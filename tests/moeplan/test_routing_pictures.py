@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 
 from moeplan.cli import main
 from moeplan.routing_pictures import RoutingView, heat_map
+from planner.documents import ProfileIndex, load_document, write_document
 from planner.routing import TraceArrays, load_trace, write_trace
 
 # layer 3 is chosen 5, 2, 1 and 0 times, layer 4 all alike; layer 5 follows layer 4
@@ -100,3 +103,17 @@ def test_options_without_effect_are_refused(
     assert "which is read" in said(routing.parent, "--html", page)
     (routing.parent / "routing.npz").unlink()
     assert "routing.npz" in said(routing)
+
+
+def test_what_speaks_against_a_profile_is_shown_with_it(
+    made: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "profile"
+    shutil.copytree(made.profile, folder)
+    said = "other programs had 1.3 of 2 cores while the profile was measured"
+    index = load_document(ProfileIndex, folder / "profile.json")
+    write_document(dataclasses.replace(index, notes=(said,)), folder / "profile.json")
+    assert main(["show", str(folder)]) == 0
+    assert capsys.readouterr().out.rstrip().endswith(f"• {said}")
+    assert main(["show", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["notes"] == [said]

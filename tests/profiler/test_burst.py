@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -141,7 +142,9 @@ def test_a_stream_is_of_chunks_without_end(checkpoint: Callable[[str], Path]) ->
     assert list(found.read_bytes) == [4096.0 * (at + 1) for at in range(len(found.end_ns))]
 
 
-def test_where_bursts_are_looked_for(checkpoint: Callable[[str], Path]) -> None:
+def test_where_bursts_are_looked_for(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with open_weights(checkpoint("mixtral")) as source:
         sizes = source, 1 << 30, Tokens([1, 2, 3], 211)
         assert len(Measurement(*sizes).burst_tasks()) == 1
@@ -152,6 +155,18 @@ def test_where_bursts_are_looked_for(checkpoint: Callable[[str], Path]) -> None:
         (task,) = measurement.burst_tasks(most=1)
         task.run()
         assert len(measurement.rested.plain) == 1
+        # while others have the cores a stream is read again, and one of three is kept
+        read: list[Stream] = []
+
+        def counted(*given: Any) -> Stream:
+            read.append(stream(*given))
+            return read[-1]
+
+        monkeypatch.setattr("profiler.burst.stream", counted)
+        monkeypatch.setattr("profiler.others.taken", lambda *_: 99.0)
+        measurement.rested.plain.clear()
+        task.run()
+        assert (len(read), measurement.rested.plain) == (3, read[:1])
 
 
 def test_how_many_streams_are_read() -> None:

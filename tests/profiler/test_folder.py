@@ -34,7 +34,11 @@ def test_a_profile_is_whole_and_can_be_planned_from(
     checkpoint: Callable[[str], Path],
     prompts: list[list[int]],
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # by chance, or by what runs beside these tests
+    monkeypatch.setattr("profiler.folder.taken", lambda *_: 1.26)
+    monkeypatch.setattr("profiler.others.usable_cores", lambda: 2)
     told: list[tuple[int, int, str]] = []
     out = tmp_path / "new" / "profile"
     index = profile_checkpoint(
@@ -75,6 +79,10 @@ def test_a_profile_is_whole_and_can_be_planned_from(
     plan = make_plan(
         profile, Workload(4, 8, 4), memory_bytes=LARGE, solver="on-demand", time_limit_seconds=1
     )
+    # what speaks against its figures goes with it
+    said = "other programs had 1.3 of 2 cores while the profile was measured"
+    assert index.notes == (said,)
+    assert said in plan.notes
     assert plan.inputs.costs == document_hash(profile.costs)
 
 

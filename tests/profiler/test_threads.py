@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from planner.documents import ThreadUse, Workload
 from planner.documents.threads import Threaded
 from planner.profiles import load_profile
 from planner.solve import make_plan
-from profiler import profile_checkpoint
+from profiler import profile_checkpoint, threads
 from profiler.bench import Bench, Tokens
 from profiler.effort import Effort
 from profiler.layout import BenchPlan, Layout
@@ -185,3 +186,32 @@ def test_a_number_of_threads_is_refused_where_it_has_no_effect(
                 threads=count,
             )
     assert not (tmp_path / "p").exists()
+
+
+def test_sizes_are_measured_again_while_others_have_the_cores(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three times each, once is kept: the passes of 1, 4, 16 and 64 sequences and the prefill."""
+    monkeypatch.setattr("profiler.threads.usable_cores", lambda: 2)
+    monkeypatch.setattr("profiler.others.taken", lambda *_: 2.0)
+    made: list[dict[tuple[int, str, int], list[float]]] = []
+
+    def counted(*given: Any) -> dict[tuple[int, str, int], list[float]]:
+        made.append(measure(*given))
+        return made[-1]
+
+    measure = threads._measure
+    monkeypatch.setattr(threads, "_measure", counted)
+    with open_weights(checkpoint("mixtral")) as source:
+
+        def make(plan: BenchPlan) -> Bench:
+            return Bench(source, plan, LARGE, Tokens([1, 2, 3], 211))
+
+        found = measure_threads(source.model, LARGE, make, 1)
+    assert found is not None
+    assert len(made) == 3 * 5
+    # of equals the first
+    kept = [made[at] for at in range(0, 15, 3)]
+    rounds = sum(len(one[2, "router", 16]) for one in kept if (2, "router", 16) in one)
+    (router,) = [one for one in found.ratios if (one.kind, one.rows) == ("router", 16)]
+    assert router.ratio.samples == rounds
