@@ -68,21 +68,35 @@ def test_links_of_the_pages_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_the_python_example_runs(made: SimpleNamespace, tmp_path: Path) -> None:
-    (example,) = blocks(ROOT / "README.md", "python")
-    (tmp_path / "build").mkdir()
-    (tmp_path / "build" / "profile").symlink_to(made.profile)
+def typed(page: str, made: SimpleNamespace, folder: Path) -> str:
+    """What the only example in Python of a page prints, where the README's commands were typed."""
+    (example,) = blocks(ROOT / page, "python")
+    (folder / "build").mkdir()
+    (folder / "build" / "profile").symlink_to(made.profile)
+    (folder / "build" / "plan.json").symlink_to(made.plan)
     done = subprocess.run(
         [sys.executable, "-c", example],
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, "GOMP_SPINCOUNT": "0"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("def main(): ")
-    assert "\nclass Stack: " in done.stdout
+    return done.stdout
+
+
+def test_the_python_example_runs(made: SimpleNamespace, tmp_path: Path) -> None:
+    printed = typed("README.md", made, tmp_path)
+    assert printed.startswith("def main(): ")
+    assert "\nclass Stack: " in printed
+
+
+def test_the_example_of_the_executors_page_runs(made: SimpleNamespace, tmp_path: Path) -> None:
+    printed = typed("docs/executor.md", made, tmp_path)
+    # pieces of both prompts, as they come
+    assert printed.startswith("0 ")
+    assert "\n1 " in printed
 
 
 def test_the_answers_to_complaints_name_tests_and_benchmarks_that_exist() -> None:
