@@ -214,7 +214,8 @@ class Encoding:
         """Such writes in a phase."""
         as_read = partial(self.copy_ns, factor=factors.copy, kind="kv")
         paced, factor = self.link.paced_bytes_per_second, factors.of(phase)
-        return written.total_ns(write_price(self.profile.costs, factor, paced, as_read))
+        price = write_price(self.profile.costs, factor, paced, as_read, self.kept.wait_bytes)
+        return written.total_ns(price)
 
     def lost_beside_ns(self, shape: PassShape, layer: int) -> int:
         """By how much the channel is later for these writes, where it reads all the while."""
@@ -236,8 +237,7 @@ class Encoding:
         # neither are keys and values decoded, nor a head that is tied to the embedding
         plain = kind == "raw" or (share == 1.0 and self.profile.costs.raw is not None)
         link, read = self.raw_copies.link if plain else self.link, size_bytes * share
-        paced = link.paced_bytes_per_second
-        floor = read * 1e9 / paced if paced else 0.0
+        floor = read * 1e9 / paced if (paced := link.paced_bytes_per_second) else 0.0
         return math.ceil(max(link.alone_ns(read) * factor, floor))
 
     def scenarios(

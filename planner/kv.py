@@ -78,7 +78,11 @@ def share_beside(costs: CostProfile, factor: float) -> float:
 
 
 def write_price(
-    costs: CostProfile, factor: float, paced: int | None, as_read: Callable[[int], int]
+    costs: CostProfile,
+    factor: float,
+    paced: int | None,
+    as_read: Callable[[int], int],
+    wait_bytes: float = 0.0,
 ) -> Callable[[int], int]:
     """What one write of so many bytes takes, in ns.
 
@@ -92,6 +96,9 @@ def write_price(
         Bandwidth that the link is held to.
     as_read
         What reading as many bytes takes: the price where writes were not measured.
+    wait_bytes
+        What is left of the read that a write meets beside copies: a paced link has it wait until
+        that much, too, may have passed, which no write was measured with.
     """
     writes = costs.kv_writes
     if writes is None:
@@ -99,7 +106,7 @@ def write_price(
     share = share_beside(costs, factor)
 
     def one(size_bytes: int) -> int:
-        floor = size_bytes * 1e9 / paced if paced else 0.0
+        floor = (size_bytes + share * wait_bytes) * 1e9 / paced if paced else 0.0
         return math.ceil(max(writes(size_bytes, share), floor))
 
     return one

@@ -70,6 +70,11 @@ class KvCopies:
         """Likewise of all layers."""
         return sum(map(self.room_bytes, range(len(self.model.layers))))
 
+    @property
+    def wait_bytes(self) -> float:
+        """What is left on average of the read of an expert that a write meets."""
+        return apart(self.model, self.chunk_bytes) * self.model.stored_share("expert")
+
     def columns(self, shape: PassShape) -> int:
         """Tokens of each sequence whose keys and values lie below before a pass, and are copied."""
         return 0 if shape.phase == "prefill" else seen_tokens(self.workload, shape.context - 1)

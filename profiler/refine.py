@@ -178,6 +178,9 @@ def refine(profile: Profile, trace: Trace) -> Refined:
     if costs.forms is not None and trace.forms is None:
         # an older moeplan's, which does not say in which form each was computed
         seen = [one for one in seen if one.event.kind != "expert"]
+    if trace.paced_bytes_per_second is not None:
+        # these tell of the pace, as copies do
+        seen = [one for one in seen if one.event.kind != "write_kv"]
     links = links_of(profile, run, chunk, trace.raw)
     corrected_costs = _refit(costs, run, seen)
     half_costs = _refit(costs, run, every_other(seen, 0))

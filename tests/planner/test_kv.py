@@ -216,9 +216,21 @@ def test_a_plan_of_an_earlier_version_is_told_in_one_line(
 
 def test_a_paced_link_is_paced_in_both_directions(profile_factory: Any) -> None:
     paced = written(profile_factory(paced=1_000_000), 1, 1)
-    encoding = Encoding(paced, WORK, 2, 2, 8 << 20, 64 << 10, "below")
-    # 4,096 bytes at a megabyte a second
-    assert encoding.write_kv_ns(PassShape("decode", 0, 3, 100, 1), 0, Factors()) == 4_096_000
+    decode = PassShape("decode", 0, 3, 100, 1)
+    # 4,096 bytes at a megabyte a second, and half of what is being read: an expert's 98,304 bytes,
+    # or a chunk of them
+    for chunk, waits in ((64 << 10, 32 << 10), (1 << 20, 49_152)):
+        encoding = Encoding(paced, WORK, 2, 2, 8 << 20, chunk, "below")
+        assert encoding.write_kv_ns(decode, 0, Factors()) == 1000 * (4096 + waits)
+    # of a compressed store half of that
+    encoding = Encoding(compressed(paced), WORK, 2, 2, 8 << 20, 64 << 10, "below")
+    assert encoding.write_kv_ns(decode, 0, Factors()) == 1000 * (4096 + (16 << 10))
+    # with no copy beside it none
+    slowed = replace(paced.costs.compute_slowdown, value=1.5)
+    still = written(paced, 1, 1, compute_slowdown=slowed)
+    encoding = Encoding(still, WORK, 2, 2, 8 << 20, 64 << 10, "below")
+    assert encoding.write_kv_ns(decode, 0, Factors()) == 1000 * 4096
+    assert encoding.write_kv_ns(decode, 0, Factors(decode=1.25)) == 1000 * (4096 + (16 << 10))
 
 
 @pytest.mark.parametrize(

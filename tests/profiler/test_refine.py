@@ -327,6 +327,17 @@ def test_of_two_formats_each_moves_its_own_link() -> None:
     assert steps["copy as it is"].measured_ns == 1300
 
 
+def test_writes_of_a_paced_run_tell_of_its_pace() -> None:
+    """As its copies do: nothing is corrected by either."""
+    paced: dict[str, Any] = {"paced_bytes_per_second": 10**9}
+    writes = KvWrites(curve((100, 100), (1000, 1000)), curve((100, 300), (1000, 3000)))
+    old = writing(writes, **paced)
+    wrote = [Event("write_kv", "compute", 0, 0, -1, 500_000, 501_800, 4, 250)]
+    found = refine(old, trace(old, [*EVENTS, *wrote], **paced))
+    assert found.costs.kv_writes == writes
+    assert {"write_kv", "copy"}.isdisjoint(step.kind for step in found.steps)
+
+
 def test_keys_and_values_behind_a_compressed_dense_part_are_read_whole() -> None:
     """400 bytes of it are 200 in the store, and take a block; 1,000 bytes are behind. The copy was
     paused, and chunks are of 100 bytes: 41 and 10 of them."""
@@ -444,9 +455,9 @@ def test_refining_again_with_the_same_run_comes_nearer_and_stays() -> None:
     assert old.hardware.channels[0].latency_ns.value == pytest.approx(110, rel=0.02)
 
 
-def writing(writes: KvWrites) -> Profile:
+def writing(writes: KvWrites, **changed: Any) -> Profile:
     """The profile with writes of keys and values."""
-    plain = profile()
+    plain = profile(**changed)
     costs = replace(plain.costs, kv_writes=writes)
     index = replace(plain.index, costs_hash=document_hash(costs))
     return replace(plain, costs=costs, index=index)
