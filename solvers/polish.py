@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain, combinations, islice
 
 from solvers.checker import check_schedule
-from solvers.layout import HOLDS, settled
+from solvers.layout import HOLDS, START, settled
 from solvers.outcome import Schedule, StageChoice
 from solvers.problem import Problem
 from solvers.sets import Search
@@ -15,6 +16,8 @@ __all__ = ["polish"]
 
 _ITEMS = 50_000
 """Items of all replays together: the work limit."""
+_TRADES = 2_000
+"""Trades between stages that are looked at from one schedule."""
 
 
 def polish(search: Search) -> None:
@@ -41,7 +44,8 @@ def polish(search: Search) -> None:
 
 
 def _neighbours(problem: Problem, schedule: Schedule) -> Iterator[Schedule]:
-    """Slots and reserve first, then what is held back, then one stage's sets at a time."""
+    """Slots and reserve first, then what is held back, then one stage's sets at a time, then units
+    that change places."""
     for slots in (-1, 0, 1):
         for start_slots in (-1, 0, 1):
             for reserve in (-1, 0, 1):
@@ -64,6 +68,48 @@ def _neighbours(problem: Problem, schedule: Schedule) -> Iterator[Schedule]:
                     start_slots=max(schedule.start_slots + start_slots, 0),
                     reserve=min(schedule.reserve, max(schedule.slots + slots, 0)),
                 )
+    yield from islice(_trades(problem, schedule), _TRADES)
+
+
+def _trades(problem: Problem, schedule: Schedule) -> Iterator[Schedule]:
+    """A unit comes for one or two of any stages that leave, to be copied ahead or on demand."""
+    kept: list[tuple[int, int]] = []
+    others: list[tuple[int, int]] = []
+    for index, (stage, choice) in enumerate(zip(problem.stages, schedule.stages, strict=True)):
+        if stage.start is not None:
+            (kept if choice.start_resident else others).append((index, START))
+        for item in () if stage.sequential else range(len(stage.items)):
+            (kept if item in choice.resident else others).append((index, item))
+    for leaves in chain(combinations(kept, 1), combinations(kept, 2)):
+        for comes in others:
+            items = any(item != START for _, item in leaves)
+            for ahead in ("last", "first", "not") if items else ("not",):
+                stages = list(schedule.stages)
+                for index, item in leaves:
+                    stages[index] = _without(stages[index], item, ahead)
+                stages[comes[0]] = _with(stages[comes[0]], comes[1])
+                yield schedule.replace(
+                    stages=tuple(stages),
+                    slots=max(schedule.slots, 1),
+                    start_slots=max(schedule.start_slots, 1),
+                )
+
+
+def _without(choice: StageChoice, item: int, ahead: str) -> StageChoice:
+    """A resident less, which is copied ahead of the stage's others, behind them, or is not."""
+    if item == START:
+        return replace(choice, start_resident=False)
+    rest = tuple(one for one in choice.resident if one != item)
+    before, after = (item,) * (ahead == "first"), (item,) * (ahead == "last")
+    return replace(choice, resident=rest, prefetch=(*before, *choice.prefetch, *after))
+
+
+def _with(choice: StageChoice, item: int) -> StageChoice:
+    """A resident more."""
+    if item == START:
+        return replace(choice, start_resident=True)
+    rest = tuple(one for one in choice.prefetch if one != item)
+    return replace(choice, resident=tuple(sorted((*choice.resident, item))), prefetch=rest)
 
 
 def _choices(count: int, sequential: bool, choice: StageChoice) -> Iterator[StageChoice]:

@@ -26,3 +26,44 @@ def test_slots_that_nothing_streams_through_any_more_are_given_up() -> None:
     assert best is not None
     assert not list(check_schedule(problem, best))
     assert best == Schedule((StageChoice(True, (0,), ()),), 0, 0, 0)
+
+
+def test_units_of_different_stages_change_places() -> None:
+    # copies of 10, 20 and 5 ns and no computation: there is room for a slot and one item, and with
+    # the first one in memory a pass takes 25. Neither giving it up nor a second resident instead of
+    # the slot gets anywhere; with the second one in its place a pass takes 15
+    items = [Unit(4, 4, 1, 0, copy, 4) for copy in (10, 20, 5)]
+    zero = np.zeros((1, 3), np.int64)
+    demand = np.ones((1, 3, 1), np.int32)
+    scenarios = Scenarios(zero, zero, demand, zero[:, :, None], zero, np.ones(1, np.int64))
+    problem = Problem(tuple(Stage(None, (item,)) for item in items), scenarios, 8, 4)
+    search = Search(problem, [])
+    nothing = StageChoice(False, (), ())
+    search.try_schedule(Schedule((StageChoice(False, (0,), ()), nothing, nothing), 1, 0, 1))
+    assert search.best_value == 25
+    polish(search)
+    assert search.best is not None
+    assert not list(check_schedule(problem, search.best))
+    assert search.best.stages[1].resident == (0,)
+    assert search.best_value == 15
+
+
+def test_start_units_leave_for_items() -> None:
+    # Start units of 3 ns, leads of 10; in each of two stages an item of 20 ns, on which work takes
+    # 1. With both start units in memory, and a slot, a pass takes 2 x (10 + 20 + 1). One slot for
+    # both start units leaves room for both items: 3 + 10 + 1, and the second start unit comes from
+    # the end of the first lead, when the slot is free, by 16: 16 + 10 + 1.
+    start, item = Unit(4, 4, 1, 0, 3, 4), Unit(4, 4, 1, 0, 20, 4)
+    zero = np.zeros((1, 2), np.int64)
+    demand = np.ones((1, 2, 1), np.int32)
+    scenarios = Scenarios(zero, zero + 10, demand, demand.astype(np.int64), zero, zero[:, 0] + 1)
+    problem = Problem((Stage(start, (item,)),) * 2, scenarios, 12, 4)
+    search = Search(problem, [])
+    search.try_schedule(Schedule((StageChoice(True, (), ()),) * 2, 1, 0, 1))
+    assert search.best_value == 62
+    polish(search)
+    best = search.best
+    assert best is not None
+    assert not list(check_schedule(problem, best))
+    assert best.stages == (StageChoice(False, (0,), ()),) * 2
+    assert search.best_value == 27
