@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from solvers.problem import Problem, Scenarios, Stage, Unit
 
-__all__ = ["Cell", "build", "grid", "small"]
+__all__ = ["Cell", "build", "grid", "several", "small"]
 
 MIB = 1 << 20
 _MEAN_TOKENS = 16_384
@@ -199,13 +199,35 @@ def small(seed: int) -> Problem:
 
     stages = tuple(Stage(unit(3), tuple(unit(4) for _ in range(3))) for _ in range(3))
     demand = ((rng.random((1, 3, 3)) < 0.7) * rng.integers(1, 4, (1, 3, 3))).astype(np.int32)
-    zero = np.zeros((1, 3), dtype=np.int64)
-    scenarios = Scenarios(
-        zero,
-        zero + int(rng.integers(0, 40_000)),
-        demand,
-        demand.astype(np.int64) * int(rng.integers(1_000, 10_000)),
-        zero,
-        np.ones(1, dtype=np.int64),
-    )
+    lead, work = int(rng.integers(0, 40_000)), int(rng.integers(1_000, 10_000))
+    scenarios = _alike(demand, lead, work)
     return Problem(stages, scenarios, int(rng.integers(12, 40)), 4)
+
+
+def several(seed: int) -> Problem:
+    """Six passes of two stages with two items each, or of three with four in all, copied in two
+    pieces, for the best of all policies. Each pass demands one of two items; all units are alike
+    in size, so that a slot costs a resident."""
+    rng = np.random.default_rng([seed, 99])
+    width = (2, 2) if seed % 2 else (1, 2, 1)
+
+    def unit() -> Unit:
+        piece = int(rng.integers(4_000, 9_000))
+        return Unit(4, 4, 2, piece, piece, 2)
+
+    stages = tuple(Stage(unit(), tuple(unit() for _ in range(many))) for many in width)
+    demand = np.zeros((6, len(width), 2), dtype=np.int32)
+    for at, many in enumerate(width):
+        chosen = rng.random(6) < 0.3
+        demand[:, at, 0] = ~chosen
+        demand[:, at, 1] = chosen if many > 1 else 0
+    lead, work = int(rng.integers(2_000, 8_000)), int(rng.integers(8_000, 20_000))
+    scenarios = _alike(demand, lead, work)
+    return Problem(stages, scenarios, 12, 4)
+
+
+def _alike(demand: npt.NDArray[np.int32], lead: int, work: int) -> Scenarios:
+    """Passes in which all leads take as long, and all rows."""
+    zero = np.zeros(demand.shape[:2], dtype=np.int64)
+    each = demand.astype(np.int64) * work
+    return Scenarios(zero, zero + lead, demand, each, zero, np.ones(len(demand), dtype=np.int64))

@@ -18,7 +18,8 @@ What the cells are, ``benchmarks.solver_cells`` says. Columns:
 - seconds of processor time of the search and of both bounds, and the peak memory of the process.
 
 Finished cells in ``--out`` are kept, so that a run can be resumed. Small instances are compared
-with the joint model of everything (``solvers.joint``).
+with the joint model of everything (``solvers.joint``), and with the best of all policies
+(``solvers.policies``); a schedule that caches may be better than those.
 """
 
 # ruff: noqa: E402 (the search path comes before the imports)
@@ -48,11 +49,13 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.record import Record
-from benchmarks.solver_cells import Cell, build, grid, small
+from benchmarks.solver_cells import Cell, build, grid, several, small
 from benchmarks.writing import write_result
 from solvers.checker import check_proofs, check_schedule
 from solvers.joint import solve_joint
 from solvers.outcome import Stop
+from solvers.policies import best_policy
+from solvers.problem import Problem
 from solvers.registry import BACK_ENDS, Feature, Limits, load
 from solvers.relaxation import plan_bound
 from solvers.replay import measure, objective, replay
@@ -186,24 +189,36 @@ def _spread(rows: list[dict[str, Any]]) -> str:
     return "; ".join(parts)
 
 
-def losses(count: int, solver: str) -> str:
-    """The decomposition against the joint model."""
-    found = []
+def losses(count: int, solver: str) -> list[str]:
+    """The decomposition against the joint model, the search against the best of all policies."""
+    joint, policies = [], []
     for seed in range(count):
         problem = small(seed)
-        joint = solve_joint(problem, Limits(work=5.0, seconds=60.0))
-        if joint.stop is not Stop.OPTIMAL or joint.value_ns is None:
-            continue
-        outcome = load(solver).solve(problem, Limits(work=0.1, seconds=60.0))
-        if outcome.schedule is not None and joint.value_ns:
-            value = measure(problem, replay(problem, outcome.schedule))
-            found.append(value / joint.value_ns - 1)
+        solved = solve_joint(problem, Limits(work=5.0, seconds=60.0))
+        if solved.stop is Stop.OPTIMAL and solved.value_ns:
+            joint.append(_loss(problem, solver, solved.value_ns))
+        best = best_policy(several(seed))
+        if best is not None:
+            policies.append(_loss(several(seed), solver, best[1]))
+    return [
+        _lost("small instances against the joint model, which knows the demand", joint),
+        _lost("against the best of all policies without caching, held back or not", policies),
+    ]
+
+
+def _loss(problem: Problem, solver: str, best: int) -> float:
+    outcome = load(solver).solve(problem, Limits(work=0.1, seconds=60.0))
+    if outcome.schedule is None:
+        raise SystemExit(f"{solver} found no schedule for a small instance")
+    return measure(problem, replay(problem, outcome.schedule)) / best - 1
+
+
+def _lost(what: str, found: list[float]) -> str:
     if not found:
-        return "no small instance was solved"
+        return f"{what}: none was solved"
     return (
-        f"{len(found)} small instances against the joint model: loss median "
-        f"{statistics.median(found):.2%}, worst {max(found):.2%}, "
-        f"{sum(loss == 0 for loss in found)} equal"
+        f"{len(found)} {what}: loss median {statistics.median(found):.2%}, worst {max(found):.2%}, "
+        f"{sum(loss == 0 for loss in found)} equal, {sum(loss < 0 for loss in found)} better"
     )
 
 
@@ -263,7 +278,7 @@ def main() -> None:
             write(options.out, rows, summary(rows), settings, record)
     text = summary(rows)
     if options.small:
-        text.append(losses(options.small, options.solver))
+        text += losses(options.small, options.solver)
     print("\n".join(text))
     if options.out and rows:
         write(options.out, rows, text, settings, record)
