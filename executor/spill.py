@@ -22,7 +22,7 @@ from executor.direct import DirectFile, Pacer, ReadInto
 from executor.state import GroupState
 from planner.documents import ModelSpec, Policy, Workload
 from planner.documents.writing import is_too_large
-from planner.kv import apart, token_blocks
+from planner.kv import APART_BYTES, token_blocks
 from planner.memory import ALIGNMENT_BYTES, aligned, group_sequences, kept_tokens, kv_layer_bytes
 from solvers.errors import OptionError, RunError
 
@@ -165,7 +165,6 @@ class Spill:
             )
         }
         self._chunk_bytes = policy.chunk_bytes
-        self._apart_bytes = apart(model, policy.chunk_bytes)
         values = cache.key_heads * cache.key_size + cache.value_heads * cache.value_size
         self._token_values = values
         self._token_bytes = values * dtype.itemsize
@@ -206,8 +205,7 @@ class Spill:
     ) -> int:
         """The first columns of a layer from ``memory``, and the blocks that hold other new tokens,
         (column, sequence), joined as ``planner.kv.token_blocks`` does; how many bytes."""
-        sizes = self.column_bytes, self._token_bytes, self._apart_bytes
-        blocks = token_blocks(tokens, *sizes, columns)
+        blocks = token_blocks(tokens, self.column_bytes, self._token_bytes, APART_BYTES, columns)
         return sum(self._write(layer, memory, begin, end) for begin, end in blocks)
 
     def _write(self, layer: int, memory: memoryview, begin: int, end: int) -> int:

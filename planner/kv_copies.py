@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from planner.documents import ModelSpec, Workload
-from planner.kv import Written, apart, token_blocks, written_column, written_layer
+from planner.kv import (
+    APART_BYTES,
+    Written,
+    left_of_read,
+    token_blocks,
+    written_column,
+    written_layer,
+)
 from planner.memory import aligned, kv_columns_bytes, kv_layer_bytes, kv_token_bytes
 from planner.scenarios import PassShape
 from planner.span import kept_tokens, seen_tokens
@@ -73,7 +80,7 @@ class KvCopies:
     @property
     def wait_bytes(self) -> float:
         """What is left on average of the read of an expert that a write meets."""
-        return apart(self.model, self.chunk_bytes) * self.model.stored_share("expert")
+        return left_of_read(self.model, self.chunk_bytes) * self.model.stored_share("expert")
 
     def columns(self, shape: PassShape) -> int:
         """Tokens of each sequence whose keys and values lie below before a pass, and are copied."""
@@ -132,8 +139,7 @@ class KvCopies:
         token = kv_token_bytes(self.model, layer, self.dtype_bytes)
         tokens = [(column, place) for place, column in enumerate(lengths)]
         writes: Counter[int] = Counter()
-        sizes = self.group * token, token, apart(self.model, self.chunk_bytes)
-        for begin, end in token_blocks(tokens, *sizes):
+        for begin, end in token_blocks(tokens, self.group * token, token, APART_BYTES):
             writes.update(dict(written_layer(end - begin, self.chunk_bytes).sizes))
         return Written(tuple(sorted(writes.items())))
 

@@ -449,7 +449,7 @@ def test_a_plan_tells_what_unequal_prompts_make_of_writing(profile_factory: Any)
         [(length, place) for place, length in enumerate(lengths)],
         group * token,
         token,
-        even.model.layers[0].expert_bytes // 2,
+        64 << 10,
     )
     size = sum(end - begin for begin, end in writes)
     assert len(writes) == 1
