@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from planner.budget import Budget
 from planner.credit import credit_of
 from planner.formats import settle_format, split_formats, variants
 from planner.groups import Candidate
@@ -22,10 +23,12 @@ from solvers.variate import corrected
 
 __all__ = [
     "BASELINES",
+    "TRIED",
     "Entry",
     "Looks",
     "Patience",
     "aimed",
+    "baselines",
     "first_looks",
     "mixed",
     "run_baselines",
@@ -49,7 +52,7 @@ BASELINES: tuple[str, ...] = (
 """What people use today: a searching solver's plan must beat all of them, and ``fiddler``, where a
 host computes."""
 
-_TRIED = 6
+TRIED = 6
 """How many n and b, the most promising, each baseline is given."""
 _MIXES = 2
 """How often formats are chosen by expert, and the policy solved once more for them."""
@@ -136,12 +139,12 @@ def aimed(entry: Entry, goal: Objective) -> Entry:
 
 
 def first_looks(
-    found: list[Candidate], deadline: float, patience: Patience
+    found: list[Candidate], deadline: float, patience: Patience, cut: list[str] | None = None
 ) -> list[tuple[Candidate, Schedule]]:
     """Candidates with a first schedule, the most promising first.
 
     They are looked at in the order of what they could reach at best, until that is more than what
-    one of them has reached.
+    one of them has reached; ``cut`` gets the words for those that there was no time for.
 
     Raises
     ------
@@ -157,10 +160,12 @@ def first_looks(
     ]
     results: list[tuple[float, int, Candidate, Schedule]] = []
     best = float("inf")
-    for index in sorted(range(len(found)), key=lambda at: (reach[at], at)):
-        if patience.interrupted:
+    for done, index in enumerate(sorted(range(len(found)), key=lambda at: (reach[at], at))):
+        if patience.interrupted or (results and reach[index] >= best):
             break
-        if results and (reach[index] >= best or time.monotonic() > deadline):
+        if results and time.monotonic() > deadline:
+            if cut is not None:
+                cut.append(f"of {len(found)} n and b {len(found) - done} were not looked at")
             break
         candidate = found[index]
         with patience.once():
@@ -257,17 +262,20 @@ def run_strategy(
     found: list[Candidate],
     ranked: list[tuple[Candidate, Schedule]],
     seed: int,
+    most: int = TRIED,
 ) -> Entry:
-    """A strategy with the n and b that suit it best on the fitted sequences, of the promising ones.
+    """A strategy with the n and b that suit it best on the fitted sequences, of the ``most``
+    promising ones.
 
     Klotski chooses its n itself; where that does not fit, n is cut to the largest that does.
     """
     notes: dict[int, str] = {}
-    promising = [id(candidate) for candidate, _ in ranked[:_TRIED]]
+    promising = [id(candidate) for candidate, _ in ranked[:most]]
     allowed = [index for index, one in enumerate(found) if id(one) in promising]
     if name == "klotski":
         allowed = []
-        for batch in sorted({one.encoding.batch_size for one in found}):
+        batches = found if most == TRIED else [candidate for candidate, _ in ranked[:most]]
+        for batch in sorted({one.encoding.batch_size for one in batches}):
             fitting = [i for i, one in enumerate(found) if one.encoding.batch_size == batch]
             wanted = klotski_batches(profile, found[0].encoding.workload, batch)
             small = [i for i in fitting if wanted and found[i].encoding.n_batches <= wanted]
@@ -323,10 +331,11 @@ class Looks:
         deadline: float = float("inf"),
         patience: Patience | None = None,
         progress: Progress | None = None,
+        cut: list[str] | None = None,
     ) -> Looks:
         """With no policy yet."""
         stage(progress, f"a first look at {len(found)} sizes of groups")
-        return cls(found, first_looks(found, deadline, patience or Patience(False)))
+        return cls(found, first_looks(found, deadline, patience or Patience(False), cut))
 
     def strategy(self, name: str, profile: Profile, seed: int) -> Entry:
         """As ``run_strategy``, once."""
@@ -342,19 +351,41 @@ def run_baselines(
     seed: int,
     patience: Patience,
     progress: Progress | None = None,
+    budget: Budget | None = None,
 ) -> list[Entry]:
-    """All baselines but ``skip``; once interrupted, with the most promising n and b alone."""
-    rivals = []
-    hosted = () if host_stays(profile.hardware, profile.costs) is not None else HOSTED
-    names = [name for name in (*BASELINES, *hosted) if name != skip]
+    """All baselines but ``skip``; once interrupted, with the most promising n and b alone. Those
+    that ``budget`` has no time for are left out, or tried on fewer n and b, and it is told."""
+    rivals, fewer, left_out = [], [], []
+    names = baselines(skip, profile)
     for at, name in enumerate(names, 1):
+        most = TRIED
+        if budget is not None and not patience.interrupted and name not in looks.made:
+            most = budget.tries(TRIED, len(names) + 1 - at)
+        if not most:
+            left_out.append(name)
+            continue
+        if most < min(TRIED, len(looks.ranked)):
+            fewer.append(name)
         stage(progress, f"comparing with {name}, {at} of {len(names)}")
 
-        def work(name: str = name) -> Entry:
+        def work(name: str = name, most: int = most) -> Entry:
             if patience.interrupted:
                 first = looks.ranked[:1]
                 return run_strategy(name, profile, [first[0][0]], first, seed)
+            if most < TRIED:
+                return run_strategy(name, profile, looks.found, looks.ranked, seed, most)
             return looks.strategy(name, profile, seed)
 
         rivals.append(patience.finish(work))
+    if budget is not None:
+        for said, which in (("on fewer n and b", fewer), ("not at all", left_out)):
+            if which:
+                budget.cut.append(f"compared {said}: {', '.join(which)}")
+        budget.compared()
     return rivals
+
+
+def baselines(skip: str, profile: Profile) -> list[str]:
+    """What a plan of a solver is compared with."""
+    hosted = () if host_stays(profile.hardware, profile.costs) is not None else HOSTED
+    return [name for name in (*BASELINES, *hosted) if name != skip]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -33,7 +34,7 @@ from solvers.layout import smallest_capacity
 from solvers.outcome import Bound, BoundClass, Schedule
 from solvers.problem import Problem, Scenarios
 from solvers.relaxation import plan_bound, relax
-from solvers.replay import Credit, measure, replay
+from solvers.replay import Credit, Replay, measure, replay
 
 __all__ = [
     "CHUNK_BYTES",
@@ -97,6 +98,8 @@ class Candidate:
     factors: Factors = field(default_factory=Factors)
     _scenarios: dict[tuple[str, Factors], Scenarios] = field(default_factory=dict)
     _said: dict[str, npt.NDArray[np.int32]] = field(default_factory=dict)
+    _last: tuple[object, Replay] | None = None
+    _pass_seconds: float = 0.0
 
     def shapes(self, which: SetName) -> tuple[PassShape, ...]:
         """The passes of one run of the workload."""
@@ -227,8 +230,21 @@ class Candidate:
         """The objective of a schedule on one set, in its unit; with ``credit`` of the link."""
         if self.objective.measure == "memory":
             return float(self.peak_bytes(schedule))
-        problem = self.problem(which)
-        return self.value(which, measure(problem, replay(problem, schedule, credit=credit)))
+        result = self._replayed(which, schedule, credit)
+        return self.value(which, measure(self.problem(which), result))
+
+    def _replayed(self, which: SetName, schedule: Schedule, credit: Credit | None) -> Replay:
+        """A replay, which knows no weights; the last one is kept, and how long a pass took."""
+        key = self.encoding, self.factors, which, schedule, credit
+        if self._last is None or self._last[0] != key:
+            problem, began = self.problem(which), time.thread_time()
+            self._last = key, replay(problem, schedule, credit=credit)
+            self._pass_seconds = (time.thread_time() - began) / problem.scenarios.passes
+        return self._last[1]
+
+    def seconds(self, which: SetName) -> float:
+        """Processor time of a replay of a set, by that of the last one; 0 before there is one."""
+        return self._pass_seconds * self._runs(which) * len(self.shapes(which))
 
     def promised(self, which: SetName, schedule: Schedule) -> float:
         """Likewise, with all credit that the link has: what policies are compared by."""
@@ -239,7 +255,8 @@ class Candidate:
         value = self.score("judge", schedule)
         proven = self.bound(schedule)
         lower = None if proven is None else self.value("judge", proven.value_ns)
-        predicted = predict(self.judged(), schedule)
+        replayed = self._replayed("judge", schedule, credit_of(self.encoding))
+        predicted = predict(self.judged(), schedule, replayed)
         if predicted.credit_ns is not None:
             predicted = replace(predicted, objective=self.promised("judge", schedule))
         return Figures(

@@ -49,8 +49,9 @@ class Judged:
         return np.tile(one, self.runs)
 
 
-def predict(judged: Judged, schedule: Schedule) -> Predicted:
-    """Replay ``schedule`` on the judging scenarios and add up what the whole workload takes.
+def predict(judged: Judged, schedule: Schedule, replayed: Replay | None = None) -> Predicted:
+    """Replay ``schedule`` on the judging scenarios and add up what the whole workload takes;
+    ``replayed`` is that replay, without a record, where it was made already.
 
     A link's credit counts, other than in objectives and bounds. Each pass counts as often as it
     stands for passes of the workload; runs are averaged. The interval around a rate is
@@ -59,7 +60,9 @@ def predict(judged: Judged, schedule: Schedule) -> Predicted:
     workload = judged.encoding.workload
     scenarios = judged.problem.scenarios
     credit, record = credit_of(judged.encoding), _mixed(judged.encoding)
-    result = replay(judged.problem, schedule, record=record, credit=credit)
+    result = replayed
+    if result is None or record:
+        result = replay(judged.problem, schedule, record=record, credit=credit)
     weight = scenarios.weight
     pass_ns = result.pass_ns
     runs = judged.runs

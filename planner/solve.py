@@ -13,6 +13,7 @@ import time
 from dataclasses import replace
 from typing import Literal
 
+from planner.budget import Budget
 from planner.check import check_plan
 from planner.documents import (
     MOST_REQUESTS,
@@ -25,10 +26,12 @@ from planner.documents import (
 )
 from planner.entries import (
     BASELINES,
+    TRIED,
     Entry,
     Looks,
     Patience,
     aimed,
+    baselines,
     housed,
     mixed,
     run_baselines,
@@ -102,9 +105,11 @@ def make_plan(
     objective
         One of ``OBJECTIVES``.
     time_limit_seconds
-        A cap on the wall clock. Work is limited by counts derived from it that do not depend on the
-        clock, so that the same inputs give the same plan unless the machine is so slow that the cap
-        cuts in (``stop`` then is ``time_limit``). A solver that follows a rule asks no clock.
+        A cap on the wall clock, for comparing and judging, too: where time is short less is
+        searched and compared, and the plan's notes say so (``stop`` is ``time_limit``). Work is
+        limited by counts derived from it that do not depend on the clock, so that the same inputs
+        give the same plan unless the machine is so slow that the cap cuts in. A solver that follows
+        a rule asks no clock.
     cap_seconds
         The cap, where it is to be another: the counts stay those of ``time_limit_seconds``.
     seed
@@ -144,6 +149,7 @@ def make_plan(
         patience=patience,
         cap_seconds=cap_seconds,
         kv=kv,
+        whole=True,
     )
     asked = Asked(solver, kv, then=then, tolerance=None if then is None else tolerance)
     stage(progress, "judging on sequences that were kept apart")
@@ -166,9 +172,11 @@ def solve(
     cap_seconds: float | None = None,
     kv: Place = "auto",
     looks: Looks | None = None,
+    whole: bool = False,
 ) -> tuple[Entry, list[Entry]]:
     """The winner and those it was compared with; see ``make_plan``. ``looks`` are those of another
-    search that differs in its solver or time limit alone."""
+    search that differs in its solver or time limit alone. With ``whole`` the limit is for what
+    follows, too: comparing, judging, checking; the winner's notes say what there is no time for."""
     patience = patience or Patience(False)
     goal = objective_named(objective, workload)
     backend = load_runnable(solver)
@@ -207,24 +215,31 @@ def solve(
             patience=patience,
             cap_seconds=cap_seconds,
             kv=kv,
+            whole=whole,
         )
-    deadline = time.monotonic() + (time_limit_seconds if cap_seconds is None else cap_seconds)
+    searching = Feature.BOUND in backend.features
+    # a rule takes no time limit: no clock decides which plan it makes
+    cap = time_limit_seconds if cap_seconds is None else cap_seconds
+    budget = Budget(cap if searching else math.inf, whole=whole and searching)
     found = looks.found if looks else candidates(profile, workload, memory_bytes, seed, goal, kv)
     if not found:
         raise too_small(profile, workload, memory_bytes, kv)
-    searching = Feature.BOUND in backend.features
-    # a rule takes no time limit: no clock decides which plan it makes
-    looks = looks or Looks.of(found, deadline if searching else math.inf, patience, progress)
+    looks = looks or Looks.of(found, budget.deadline, patience, progress, budget.cut)
     ranked = looks.ranked
     entries: list[Entry] = []
+    budget.hold(ranked[0][0], len(baselines(solver, profile)), min(TRIED, len(ranked)))
 
     def limits() -> Limits:
-        left = max(deadline - time.monotonic(), 0.1)
+        left = max(budget.deadline - time.monotonic(), 0.1)
         return Limits(time_limit_seconds * _WORK_PER_SECOND, left, seed)
 
     if searching:
         for candidate, hint in ranked[:_SOLVED]:
-            if patience.interrupted or (entries and time.monotonic() >= deadline):
+            if patience.interrupted:
+                break
+            if entries and time.monotonic() >= budget.deadline:
+                most = min(len(ranked), _SOLVED)
+                budget.cut.append(f"searched {len(entries)} of the {most} best n and b")
                 break
             with patience.once():
                 entries.append(
@@ -237,10 +252,10 @@ def solve(
     else:
         entries.append(looks.strategy(solver, profile, seed))
     best = min(entries, key=lambda entry: entry.chosen_value)
-    rivals = run_baselines(solver, profile, looks, seed, patience, progress)
-    if searching:
+    rivals = run_baselines(solver, profile, looks, seed, patience, progress, budget)
+    if searching and rivals:
         closest = min(rivals, key=lambda entry: entry.chosen_value)
-        if closest.chosen_value < best.chosen_value and time.monotonic() < deadline:
+        if closest.chosen_value < best.chosen_value and time.monotonic() < budget.deadline:
             # its n and b may be none of those solved above
             with patience.once():
                 tell = told(progress, closest.candidate)
@@ -258,11 +273,14 @@ def solve(
             best = replace(closest, notes=(*closest.notes, won))
     if searching and profile.costs.raw is not None and not patience.interrupted:
         with patience.once():
-            best = mixed(best, limits, deadline)
+            best = mixed(best, limits, budget.deadline)
     if then is not None:
         pool = [*entries, *rivals, best]
         second = objective_named(then, workload)
         best = settle_second(best, pool, second, tolerance, limits, patience)
+    if budget.cut:
+        said = f"the time limit of {time_limit_seconds:g} s cut short: {'; '.join(budget.cut)}"
+        best = replace(best, stop=Stop.TIME_LIMIT, notes=(*best.notes, said))
     if patience.interrupted:
         best = replace(best, stop=Stop.INTERRUPTED)
     return best, rivals
@@ -283,6 +301,7 @@ def _least_memory(
     patience: Patience,
     cap_seconds: float | None,
     kv: Place,
+    whole: bool,
 ) -> tuple[Entry, list[Entry]]:
     """Plans within the least memory that works, or ``tolerance`` above it: the best of them by
     ``then`` (throughput)."""
@@ -302,6 +321,7 @@ def _least_memory(
         patience=patience,
         cap_seconds=cap_seconds,
         kv=kv,
+        whole=whole,
     )
     entry, *rivals = (aimed(housed(one, memory_bytes), goal) for one in (entry, *rivals))
     return entry, rivals

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -283,8 +284,7 @@ def plan(
     )
     limit = search_seconds((solver,), time_limit)
     workload = workload_of(requests, prompt_tokens, new_tokens, attention_window, attention_sinks)
-    here = functools.partial(make_plan, interruptible=True)
-    planned = here if server is None else functools.partial(plan_at, server)
+    began = time.monotonic()
     with reporter.steps("plan") as steps:
         loaded = profile_of(
             profile_folder,
@@ -303,6 +303,10 @@ def plan(
         loaded = within_error(loaded, allow_error)
         if predictors:
             check_judgeable(loaded.routing)
+        # what a plan is made from counts, too
+        left = max(limit - (time.monotonic() - began), 0.001)
+        here = functools.partial(make_plan, interruptible=True, cap_seconds=left)
+        planned = here if server is None else functools.partial(plan_at, server)
         made = planned(
             loaded,
             workload,
