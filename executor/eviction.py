@@ -49,10 +49,12 @@ class Worths:
         self._stages = units.layers + 1
         self._places = {unit: place for stage in units.chain for place, unit in enumerate(stage)}
         self._uses: Counter[Unit] = Counter()
+        self._turned: dict[Unit, int] = {}
 
-    def used(self, unit: Unit) -> None:
-        """A stage has computed from ``unit``."""
+    def used(self, unit: Unit, sequence: int) -> None:
+        """Compute's stage, whose router has spoken, has computed from ``unit``."""
         self._uses[unit] += 1
+        self._turned[unit] = self._turns(unit, sequence, True)
 
     def of(
         self, unit: Unit, age_ns: int, arrival: int, sequence: int, routed: bool
@@ -81,6 +83,9 @@ class Worths:
         if self._eviction == "plan":
             ahead = self._stages_ahead(unit, sequence, routed)
             return -ahead, -self._places.get(unit, 0), age_ns, unit
+        if self._eviction == "stale":
+            turns = self._turns(unit, sequence, routed) - self._turned.get(unit, 0)
+            return -turns, -self._turn_ahead(unit, sequence, routed), age_ns, unit
         if self._eviction == "belady":
             uses = self._needs.get(unit, ())
             index = bisect_left(uses, sequence + routed)
@@ -93,5 +98,14 @@ class Worths:
         """How many stages until the chain comes to a unit again; infinite where it never does."""
         if unit not in self._places:
             return inf
+        return self._turn_ahead(unit, sequence, routed)
+
+    def _turn_ahead(self, unit: Unit, sequence: int, routed: bool) -> int:
+        """How many stages until the router of a unit's stage speaks next."""
         ahead = (unit.stage - sequence) % self._stages
         return self._stages if not ahead and routed else ahead
+
+    def _turns(self, unit: Unit, sequence: int, routed: bool) -> int:
+        """How often the router of a unit's stage has spoken in this run."""
+        passes, stage = divmod(sequence, self._stages)
+        return passes + (unit.stage < stage or (unit.stage == stage and routed))

@@ -367,7 +367,7 @@ class Schedule:
         """A computation from ``unit`` has ended."""
         load = self._slots.loads.get(unit)
         if load is not None:
-            self._worths.used(unit)
+            self._worths.used(unit, self._sequence)
             self._release(load)
 
     def _release(self, load: Load) -> None:

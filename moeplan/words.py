@@ -195,6 +195,7 @@ def _keeps(plan: Plan, model: ModelSpec | None) -> str:
         "lifo": "kept until the layer's share of them is needed (last in, first out)",
         "fifo": "kept until the room is needed (first in, first out)",
         "frequency": "kept until the room is needed (least frequently used first)",
+        "stale": "kept until the room is needed (what its layer did without for longest first)",
         "plan": "kept until the room is needed (what the plan copies farthest ahead first)",
         "belady": "kept until the room is needed (what a recorded run needs farthest ahead first)",
     }[policy.eviction]

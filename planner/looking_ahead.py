@@ -18,16 +18,17 @@ from planner.groups import Candidate
 from planner.prefetching import choose_predictors
 from planner.profiles import Profile
 from planner.recompute import candidate_of
+from solvers.caching import kept_order
 from solvers.checker import check_schedule
-from solvers.layout import START, Layout
+from solvers.layout import Layout
 from solvers.outcome import Eviction, Schedule
 from solvers.problem import Problem
 from solvers.sets import demand_share
 
 __all__ = ["with_predictors"]
 
-_SLOTS = (2, 3, 4, 8, 16, 32, 64, 128)
-_EVICTIONS: tuple[Eviction, ...] = ("none", "plan", "lru")
+_SLOTS = (2, 3, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+_EVICTIONS: tuple[Eviction, ...] = ("none", "plan", "lru", "stale")
 
 
 def with_predictors(plan: Plan, profile: Profile, seed: int = 0) -> Plan:
@@ -78,20 +79,7 @@ def _restated(plan: Plan, candidate: Candidate, schedule: Schedule) -> Plan:
 def _schedules(problem: Problem, own: Schedule) -> Iterator[Schedule]:
     """Every number of slots with every eviction; residents are those most often demanded of what
     the plan keeps, then of the rest, and all others are in the lists."""
-    share = demand_share(problem).round(9)
-    starts = [(i, START) for i, choice in enumerate(own.stages) if choice.start_resident]
-    tiles: list[tuple[int, int]] = []
-    experts: list[tuple[bool, float, int, int]] = []
-    for index, (stage, choice) in enumerate(zip(problem.stages, own.stages, strict=True)):
-        if stage.sequential:
-            tiles += [(index, item) for item in choice.resident]
-            continue
-        kept = set(choice.resident)
-        experts += [
-            (item not in kept, -float(share[index, item]), index, item)
-            for item in range(len(stage.items))
-        ]
-    order = [*starts, *tiles, *((index, item) for _, _, index, item in sorted(experts))]
+    share, order = demand_share(problem).round(9), kept_order(problem, own)
     ranked = [
         np.argsort(-row[: len(stage.items)], kind="stable").tolist()
         for stage, row in zip(problem.stages, share, strict=True)

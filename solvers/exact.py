@@ -6,7 +6,9 @@ import time
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
+from solvers.caching import tune_caches
 from solvers.chunk_search import move_exactly
+from solvers.host import physical_bound
 from solvers.host_search import tune_host
 from solvers.layout import infeasible
 from solvers.local import move_residents
@@ -91,6 +93,9 @@ class ExactSolver(ABC):
             stop = Stop.INTERRUPTED
         if search.best is None:
             raise KeyboardInterrupt
+        if bound is not None and search.best.eviction != "none":
+            # what was proven is for schedules without caches
+            bound = physical_bound(problem)
         return Outcome(stop, search.best, bound)
 
     @abstractmethod
@@ -140,12 +145,13 @@ class ExactSolver(ABC):
                 for candidate in model.schedules(solved.values):
                     search.try_schedule(candidate)
         polish(search)
+        tune_caches(search)
         tune_host(search, starts)
         for one in starts:
             # moves and model know no caching, so those that cache are no place to start from
             search.try_schedule(one)
         tell()
         done = solved is not None and solved.optimal and not search.out_of_time
-        # the model knows no host
-        done = done and problem.scenarios.host_work_ns is None
+        # the model knows no host and no cache
+        done = done and problem.scenarios.host_work_ns is None and search.best.eviction == "none"
         return Stop.OPTIMAL if done else Stop.TIME_LIMIT

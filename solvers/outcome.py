@@ -24,7 +24,7 @@ __all__ = [
     "Stop",
 ]
 
-Eviction = Literal["none", "lru", "lifo", "fifo", "frequency", "plan", "belady"]
+Eviction = Literal["none", "lru", "lifo", "fifo", "frequency", "stale", "plan", "belady"]
 
 
 class Stop(Enum):
@@ -77,7 +77,8 @@ class Schedule:
     eviction
         ``none``: a slot is free after its item's work; ``lru``: contents stay until it is taken,
         the least recently used first; ``fifo``: what came first; ``frequency``: what was used in
-        the fewest stages; ``plan``: what no stage prefetches, then what is prefetched farthest
+        the fewest stages; ``stale``: what the most turns of its stage went by without, then what
+        has its next turn last; ``plan``: what no stage prefetches, then what is prefetched farthest
         ahead; ``belady``: what the demand itself needs farthest ahead; ``lifo``: each stage has its
         share of the slots and gives up what came last.
     host

@@ -78,6 +78,7 @@ class Channel:
         self._cached: dict[tuple[int, int], int] = {}  # what may be evicted -> its age
         self._ages: list[tuple[tuple[int, ...], int, int]] = []
         self._uses: Counter[tuple[int, int]] = Counter()  # stages that an item was worked on in
+        self._turned: dict[tuple[int, int], int] = {}  # and the last turn of its stage
         self._known = -1  # the last stage whose demand is known
         self._places = [
             {item: place for place, item in enumerate(choice.prefetch)}
@@ -119,6 +120,7 @@ class Channel:
         """The work on an item that lies in a slot has ended."""
         self._advance(now)
         self._uses[stage, item] += 1
+        self._turned[stage, item] = self._turns(stage)
         self._leave(stage, item, now)
         self._now = max(self._now, now)
 
@@ -250,8 +252,9 @@ class Channel:
 
     def _evict(self) -> None:
         """Give up one content for a slot, whatever its stage."""
-        if self._eviction in ("plan", "belady"):
-            ahead = self._planned if self._eviction == "plan" else self._needed
+        if self._eviction in ("plan", "stale", "belady"):
+            by = {"plan": self._planned, "stale": self._stale, "belady": self._needed}
+            ahead = by[self._eviction]
             # the farthest ahead; of equals the least recently used
             farthest = max(map(ahead, self._cached))
             among = [(age, key) for key, age in self._cached.items() if ahead(key) == farthest]
@@ -270,10 +273,20 @@ class Channel:
         stage, item = key
         if item not in self._places[stage]:
             return math.inf, 0
+        return self._far(stage), self._places[stage][item]
+
+    def _far(self, stage: int) -> int:
+        """Stages until a stage's demand becomes known next."""
         far = (stage - self._current) % self._count
-        if not far and self._known == self._current:
-            far = self._count
-        return far, self._places[stage][item]
+        return self._count if not far and self._known == self._current else far
+
+    def _turns(self, stage: int) -> int:
+        """How often a stage's demand has become known in this run."""
+        return self._known // self._count + (stage <= self._known % self._count)
+
+    def _stale(self, key: tuple[int, int]) -> tuple[float, int]:
+        """Turns of its stage since an item was worked on, and how far ahead the next one is."""
+        return self._turns(key[0]) - self._turned.get(key, 0), self._far(key[0])
 
     def _needed(self, key: tuple[int, int]) -> tuple[float, int]:
         """The stage, counted through all passes, that demands an item next."""

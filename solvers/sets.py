@@ -215,7 +215,9 @@ class Search:
             self.out_of_time = True
             return False
         self.tried.add(schedule)
-        early = None if self._few is None else objective(self._few, schedule)
+        # a cache lives on what passes in a row have in common
+        few = self._few if schedule.eviction == "none" else None
+        early = None if few is None else objective(few, schedule)
         rival = self._best_early if knobs is None else self._knobs_early
         if early is not None and rival is not None and early - rival > _HOPELESS * abs(rival):
             return False

@@ -57,7 +57,7 @@ class RankOptions:
     """
 
     slots: int
-    eviction: Literal["none", "lru", "lifo", "fifo", "frequency", "plan"]
+    eviction: Literal["none", "lru", "lifo", "fifo", "frequency", "stale", "plan"]
     batch_size: int
     requests: int
     prompt_tokens: int

@@ -75,7 +75,7 @@ class DevicePolicy:
     layers: tuple[KeptExperts, ...]
     slots: Units
     reserve: Units
-    eviction: Literal["none", "lru", "lifo", "fifo", "frequency", "plan"]
+    eviction: Literal["none", "lru", "lifo", "fifo", "frequency", "stale", "plan"]
     solver: str
     slowdown: Slowdown
     predicted: DevicePrediction

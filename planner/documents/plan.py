@@ -162,7 +162,7 @@ class Policy:
     slots: Units
     dense_slots: Units
     reserve: Units
-    eviction: Literal["none", "lru", "lifo", "fifo", "frequency", "plan", "belady"]
+    eviction: Literal["none", "lru", "lifo", "fifo", "frequency", "stale", "plan", "belady"]
     chunk_bytes: Annotated[int, Field(ge=4096, le=64 << 20)]
     kv: Added[Literal["below"]] = None
     host: Added[HostCompute] = None

@@ -38,10 +38,20 @@ class Cache:
     came: dict[Key, int] = field(default_factory=dict)
     used: dict[Key, int] = field(default_factory=dict)
     uses: Counter[Key] = field(default_factory=Counter)
+    turned: dict[Key, int] = field(default_factory=dict)
     needed: dict[Key, list[int]] = field(default_factory=dict)
 
     def next_need(self, key: Key, here: int) -> float:
         return min((at for at in self.needed[key] if at > here), default=float("inf"))
+
+    def stale(self, key: Key, here: int) -> tuple[int, ...]:
+        """Turns of its layer since it was used, and stages until the next; most of both go first.
+
+        Layers and the head are ``LAYERS + 1`` stages, and the router of ``here`` has spoken.
+        """
+        turns = here // LAYERS + (key[0] <= here % LAYERS)
+        far = (key[0] - here % LAYERS - 1) % (LAYERS + 1)
+        return self.turned[key] - turns, -far, self.used[key]
 
 
 Rule = Callable[[Cache, Key, int], tuple[float, ...]]
@@ -50,6 +60,7 @@ FIRST_OUT: dict[Eviction, Rule] = {
     "plan": lambda cache, key, here: (cache.used[key],),  # nothing is planned here
     "fifo": lambda cache, key, here: (cache.came[key],),
     "frequency": lambda cache, key, here: (cache.uses[key], cache.used[key]),
+    "stale": lambda cache, key, here: cache.stale(key, here),
     "belady": lambda cache, key, here: (-cache.next_need(key, here), cache.used[key]),
     "lifo": lambda cache, key, here: (-cache.came[key],),
 }
@@ -72,7 +83,7 @@ def simulate(passes: Passes, slots: int, eviction: Eviction) -> Counter[str]:
         # the expert that has just come is being computed, and all before it are done
         busy = set(hits)
         if not misses:
-            _compute(cache, hits)
+            _compute(cache, hits, here)
         for number, key in enumerate(misses):
             own = [one for one in cache.came if one[0] == key[0]]
             full = eviction == "lifo" and len(own) >= slots // LAYERS
@@ -82,20 +93,21 @@ def simulate(passes: Passes, slots: int, eviction: Eviction) -> Counter[str]:
                 victim = min(among, key=lambda one: rule(cache, one, here))
                 del cache.came[victim]
             if number == 0:
-                _compute(cache, hits)
+                _compute(cache, hits, here)
             cache.time += 1
             cache.came[key] = cache.time
             # its computation ends after the next copy was chosen
             busy = {key}
-            _compute(cache, [key])
+            _compute(cache, [key], here)
     return found
 
 
-def _compute(cache: Cache, keys: list[Key]) -> None:
+def _compute(cache: Cache, keys: list[Key], here: int) -> None:
     for key in keys:
         cache.time += 1
         cache.used[key] = cache.time
         cache.uses[key] += 1
+        cache.turned[key] = here // LAYERS + 1
 
 
 def run(passes: Passes, slots: int, eviction: Eviction) -> VirtualResult:
@@ -220,7 +232,7 @@ def test_runs_keep_their_tokens_and_count_their_hits(
     base = replace(helpers.resident(model), layers=layers, n_batches=1, batch_size=1)
     prompts = [[3 + (7 * i + 5 * j) % 200 for j in range(3 + i)] for i in range(2)]
     wanted, hits, recording = [], {}, None
-    evictions: tuple[Eviction, ...] = ("lru", "fifo", "belady")
+    evictions: tuple[Eviction, ...] = ("lru", "fifo", "stale", "belady")
     for eviction in evictions:
         policy = replace(base, slots=12, reserve=12, eviction=eviction)
         with Engine.from_plan(helpers.plan(folder, policy, Workload(2, 8, 8))) as engine:
