@@ -58,6 +58,7 @@ from moeplan.options import (
     split_names,
 )
 from moeplan.output import SearchSteps, human_bytes
+from moeplan.words import counted
 from planner.documents import QuantizedExperts, write_document
 from planner.objectives import OBJECTIVES
 from planner.quantized import LEAST_GROUP
@@ -127,7 +128,7 @@ def synth(
         )
     reporter.show(
         Text(
-            f"{out}: {summary.family}, {summary.layers} layers, "
+            f"{out}: {summary.family}, {counted(summary.layers, 'layer')}, "
             f"{human_bytes(summary.size_bytes)} in {dtype}; random weights, routing "
             f"{summary.routing}; prompts for it are in {out / 'prompts.jsonl'}"
         )

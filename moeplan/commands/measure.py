@@ -21,6 +21,7 @@ from moeplan.options import (
     read_prompts,
 )
 from moeplan.output import Reporter, human_bytes, human_time
+from moeplan.words import counted
 from planner.documents import (
     Figure,
     Machine,
@@ -184,8 +185,8 @@ def _say_profile(reporter: Reporter, made: Profile, index: ProfileIndex, busy: f
     reporter.show(
         Text(
             f"{made.folder}: {made.model.name}, {human_bytes(made.model.total_bytes)} of weights, "
-            f"on {made.hardware.processor}; routing of {made.routing.tokens:,} tokens in "
-            f"{made.routing.sequences:,} sequences"
+            f"on {made.hardware.processor}; routing of {counted(made.routing.tokens, 'token')} in "
+            f"{counted(made.routing.sequences, 'sequence')}"
         )
     )
     reporter.show(measured_table(made))
@@ -267,8 +268,9 @@ def _routing_only(reporter: Reporter, checkpoint: Path, out: Path, shared: dict[
     file = out / "routing.json"
     reporter.show(
         Text(
-            f"{file}: routing of {trace.tokens:,} tokens in {trace.sequences:,} sequences, for "
-            "'moeplan plan --routing', 'place --routing' and 'show'"
+            f"{file}: routing of {counted(trace.tokens, 'token')} in "
+            f"{counted(trace.sequences, 'sequence')}, for 'moeplan plan --routing', "
+            "'place --routing' and 'show'"
         )
     )
     reporter.result({"routing": str(file), "hash": document_hash(trace), **plain(trace)})

@@ -25,6 +25,7 @@ from moeplan.commands.common import (
 from moeplan.commands.look import kind_of
 from moeplan.options import check_outputs, parse_size, split_names
 from moeplan.output import Reporter, SearchSteps, human_bytes, human_time
+from moeplan.words import counted
 from planner.documents import (
     ExpertPlacement,
     Offload,
@@ -99,8 +100,9 @@ def offload(
     slowest = max(one.predicted.wall_ns for one in made.offload.devices)
     reporter.show(
         Text(
-            f"The slowest device takes {human_time(slowest)} for {requests} sequences, without "
-            "exchanges and waits for others' copies. What each device does was chosen on other "
+            f"The slowest device takes {human_time(slowest)} for "
+            f"{counted(requests, 'sequence')}, without exchanges and waits for others' copies. "
+            "What each device does was chosen on other "
             f"sequences than these times are of.{_ahead(made.offload)} The placement with its plan "
             f"is in {out}"
         )

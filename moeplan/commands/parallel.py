@@ -21,6 +21,7 @@ from moeplan.commands.common import (
 from moeplan.commands.outputs import give_outputs
 from moeplan.options import check_outputs, parse_size, read_prompts
 from moeplan.output import human_bytes, human_number, human_time
+from moeplan.words import counted
 from planner.documents import ExpertPlacement, load_document
 from solvers.errors import OptionError
 
@@ -185,8 +186,8 @@ def parallel(
     reporter.show(_table(run.ranks, document.offload is not None))
     reporter.show(
         Text(
-            f"{new} tokens on {document.devices} devices in {human_time(run.wall_ns)}: "
-            f"{human_number(speed)} tokens/s. {_where(machines, device)}"
+            f"{counted(new, 'token')} on {counted(document.devices, 'device')} in "
+            f"{human_time(run.wall_ns)}: {human_number(speed)} tokens/s. {_where(machines, device)}"
         )
     )
     if rebalance is not None:

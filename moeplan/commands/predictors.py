@@ -12,6 +12,7 @@ from rich.text import Text
 from moeplan.commands.common import Json, PlotsFile, Seed, reporter_of
 from moeplan.options import check_outputs
 from moeplan.plots import Chart, Line, TableOf, build_plots, require_plotly
+from moeplan.words import counted
 from planner.documents import RoutingTrace, write_atomic
 from planner.files import is_dir
 from planner.profiles import load_profile
@@ -87,7 +88,7 @@ def predictors(
         "first layer coactivation has nothing to go by but popularity."
     )
     for name, sequences, layers in results:
-        reporter.show(Text(f"judged on {name}, {sequences} sequences", "bold"))
+        reporter.show(Text(f"judged on {name}, {counted(sequences, 'sequence')}", "bold"))
         reporter.show(_table(layers))
         reporter.show("")
     reporter.show(Text(said))

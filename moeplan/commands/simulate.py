@@ -13,6 +13,7 @@ from rich.text import Text
 from moeplan.commands.common import Json, ProfileFolder, Seed, reporter_of
 from moeplan.options import optional_bandwidth, parse_bandwidth
 from moeplan.output import human_time
+from moeplan.words import counted
 from planner.documents import ExpertPlacement, load_document
 from planner.profiles import load_profile
 from solvers.errors import OptionError, UnsupportedError
@@ -141,10 +142,11 @@ def simulate(
     reporter.show(_table(document, times))
     reporter.show(
         Text(
-            f"A pass of {tokens:,} tokens through {len(document.layers)} MoE layers: "
-            f"{human_time(body['pass_ns']['mean'])}, nine of ten below "
-            f"{human_time(body['pass_ns']['ninth_decile'])}, without dense parts. An expert's time "
-            f"is {curve.source}, links are as given. Routing: {source.statement}."
+            f"A pass of {counted(tokens, 'token')} through "
+            f"{counted(len(document.layers), 'MoE layer')}: {human_time(body['pass_ns']['mean'])}, "
+            f"nine of ten below {human_time(body['pass_ns']['ninth_decile'])}, without dense "
+            f"parts. An expert's time is {curve.source}, links are as given. "
+            f"Routing: {source.statement}."
         )
     )
     reporter.result(body)

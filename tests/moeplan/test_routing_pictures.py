@@ -117,3 +117,13 @@ def test_what_speaks_against_a_profile_is_shown_with_it(
     assert capsys.readouterr().out.rstrip().endswith(f"• {said}")
     assert main(["show", str(folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["notes"] == [said]
+
+
+def test_one_of_a_thing_is_not_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A token of one sequence, in one layer."""
+    one, zero = np.zeros((1, 1, 1), dtype=np.uint16), np.zeros(1, dtype=np.int32)
+    arrays = TraceArrays(one, zero, zero, np.zeros(1, dtype=np.uint8))
+    write_trace(tmp_path, arrays, model_hash="a" * 64, moe_layers=(0,), expert_count=4)
+    assert main(["show", str(tmp_path / "routing.json")]) == 0
+    said = "routing of 1 token in 1 sequence; 1 of 4 experts in each of 1 layer"
+    assert said in " ".join(capsys.readouterr().out.split())
