@@ -10,7 +10,7 @@ from collections import Counter
 from solvers.host import host_takes
 from solvers.outcome import HostShare, Schedule
 from solvers.problem import Problem
-from solvers.replay_copies import Copy, CopyPart, Parts, needs_of, slot_share
+from solvers.replay_copies import Copy, CopyPart, Parts, needs_of, slot_share, streams_start
 from solvers.replay_pace import Credit, Pace
 
 __all__ = ["Channel", "CopyPart", "slot_share"]
@@ -42,10 +42,7 @@ class Channel:
         self._count = len(problem.stages)
         self._total = self._count * len(passes)
         self._resident = [frozenset(choice.resident) for choice in schedule.stages]
-        self._streams_start = [
-            stage.start is not None and not choice.start_resident
-            for stage, choice in zip(problem.stages, schedule.stages, strict=True)
-        ]
+        self._streams_start = streams_start(problem, schedule)
         self._chain_items = [
             ([_START] if streams else []) + list(choice.prefetch)
             for streams, choice in zip(self._streams_start, schedule.stages, strict=True)

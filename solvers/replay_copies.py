@@ -10,7 +10,7 @@ import numpy as np
 from solvers.outcome import Schedule
 from solvers.problem import Problem, Stage, Unit
 
-__all__ = ["Copy", "CopyPart", "Parts", "needs_of", "slot_share"]
+__all__ = ["Copy", "CopyPart", "Parts", "needs_of", "slot_share", "streams_start"]
 
 
 class CopyPart(NamedTuple):
@@ -73,6 +73,14 @@ class Parts:
         here += self._first
         self.made.append(CopyPart(copy.kind, here, stage, copy.item, start, end, size))
         self._last = key
+
+
+def streams_start(problem: Problem, schedule: Schedule) -> list[bool]:
+    """Of each stage, whether its start unit is copied."""
+    return [
+        stage.start is not None and not choice.start_resident
+        for stage, choice in zip(problem.stages, schedule.stages, strict=True)
+    ]
 
 
 def slot_share(problem: Problem, schedule: Schedule) -> int:
