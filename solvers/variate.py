@@ -4,8 +4,9 @@ An item that these passes demand more seldom than others would looks as if it co
 memory at no price, and a search finds all such items. What the demand ought to be is known from
 more data (``Scenarios.mean_demanded``); so for each item that is not resident the objective is
 raised by (expected - counted demands) x what one copy costs, and lowered where the items were
-unlucky. Over the choice of the passes that is 0 on average, whatever a copy is said to cost: it
-takes variance away and moves no expectation. As it is linear in the residents, bounds hold it, too.
+unlucky. Over the choice of the passes that is 0 on average, whatever a copy is said to cost (by
+these passes all together, which tell next to nothing of single items): it takes variance away and
+moves no expectation. As it is linear in the residents, bounds hold it, too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from solvers.sets import demand_share
 
 __all__ = ["corrected"]
 
+Int64 = npt.NDArray[np.int64]
+
 _UNIT = 1_000
 """Prices and demands are rounded to thousandths, so that all machines agree."""
 
@@ -27,44 +30,86 @@ _UNIT = 1_000
 def corrected(problem: Problem) -> Problem:
     """The problem with its ``correction_ns``; as it is where there is none to make.
 
-    Where with the residents most worth their memory there is three times as much copying as
-    computation, or more, a ns of copying costs a ns; where there is no more than twice as much it
-    may cost nothing, for there schedules that hide copies would gain from corrections of copies
-    that they do not wait for. But where start units alone keep the channel for as long as there is
-    computation, nothing is left to copy items ahead in, and what other items' work cannot hide of
-    a copy is waited for. Kind of pass by kind of pass.
+    A ns of copying costs the share of a ns that computation waits for it, with the residents most
+    worth their memory: all of it where what a stage demands takes longer to copy than the stage has
+    work, else what other items' work cannot hide of a single copy. Less what copies ahead can hide:
+    where all hide the price is nothing, for there schedules would gain from corrections of copies
+    that they do not wait for. One price for each kind of pass: stage by stage it would itself be
+    what few passes show by chance.
     """
     scenarios = problem.scenarios
     mean = scenarios.mean_demanded
     if mean is None or problem.measure != "time" or infeasible(problem) is not None:
         return problem
-    kept = _most_demanded(problem)
-    active, visible = scenarios.demand > 0, PlanTimes(problem).gain
-    total: npt.NDArray[np.int64] = np.zeros(problem.copy_ns.shape, dtype=np.int64)
+    active = (scenarios.demand > 0).astype(np.int64)
+    streams = ~_most_demanded(problem)
+    cost = _waited_ns(problem, streams)
+    total: Int64 = np.zeros(problem.copy_ns.shape, dtype=np.int64)
     for members in _kinds(mean):
         expected = np.rint(_UNIT * mean[members]).astype(np.int64)
-        streamed = int((expected[0] * problem.copy_ns * ~kept).sum()) // _UNIT
-        compute = int(scenarios.compute_ns[members].sum()) // len(members)
-        starts = int(problem.pass_start_ns[members].sum()) // len(members)
-        spare = streamed + starts - 2 * compute
-        price = _UNIT if not compute else min(max(_UNIT * spare // compute, 0), _UNIT)
-        free = max(compute - starts, 0)
-        asked = int((active[members] * problem.copy_ns).sum())
-        if streamed > 2 * free and asked:
-            alone = _UNIT * (streamed - 2 * free) // streamed
-            price = max(price, alone * int(visible[members].sum()) // asked)
         each = scenarios.weight[members][:, None, None]
+        # what streams as often as these passes demand it; where they demand none, as expected
+        for often in (active[members], expected):
+            copies = often * streams
+            asked = int((copies * problem.copy_ns).sum())
+            if asked:
+                break
+        price = _UNIT * int((copies * cost[members]).sum()) // asked if asked else 0
+        price = price * (_UNIT - _ahead(problem, members, expected[0] * streams)) // _UNIT
         total += price * (each * (expected - _UNIT * active[members])).sum(axis=0)
     return problem.replace(correction_ns=total * problem.copy_ns // (_UNIT * _UNIT))
 
 
+def _waited_ns(problem: Problem, streams: npt.NDArray[np.bool_]) -> Int64:
+    """[passes, stages, items]: what is waited for an item's copy where ``streams`` are copied after
+    their stage's lead, and nothing ahead."""
+    times = PlanTimes(problem)
+    # one demanded item at least is worked on after the last copy
+    hidden = times.work - times.least_work
+    alone = np.maximum(problem.copy_ns[None] - hidden[:, :, None], 0)
+    demanded = (problem.scenarios.demand > 0) & streams
+    late = (demanded * problem.copy_ns).sum(axis=2) > hidden + (demanded * alone).sum(axis=2)
+    waited: Int64 = np.where(late[:, :, None], problem.copy_ns[None], alone)
+    return waited
+
+
+def _ahead(problem: Problem, members: list[int], expected: Int64) -> int:
+    """Which share of the copies of what streams may be made ahead, in ``_UNIT``.
+
+    All, where they take no longer than the computation that start units leave free, and none from
+    half as long again on; but what is copied ahead asks for no demand, and as much as fits into
+    twice the time with all that is copied in vain, most demanded first, may hide, too. Both are
+    rules of thumb; bounds hold the correction whatever its price.
+
+    Parameters
+    ----------
+    problem, members
+        Passes of one kind.
+    expected
+        [stages, items]: how often an item that streams is demanded, in ``_UNIT``.
+    """
+    passes = len(members)
+    compute = int(problem.scenarios.compute_ns[members].sum()) // passes
+    starts = int(problem.pass_start_ns[members].sum()) // passes
+    useful = (expected * problem.copy_ns // _UNIT).ravel()
+    streamed = int(useful.sum())
+    order = np.argsort(-expected.ravel(), kind="stable")
+    order = order[expected.ravel()[order] > 0]
+    vain = np.cumsum(problem.copy_ns.ravel()[order] - useful[order])
+    free = max(compute - starts, 0)
+    hidden = int(useful[order[vain <= 2 * free - streamed]].sum())
+    hidden = max(hidden, streamed - 2 * max(streamed - free, 0) * streamed // max(free, 1))
+    return min(_UNIT * hidden // max(streamed, 1), _UNIT)
+
+
 def _most_demanded(problem: Problem) -> npt.NDArray[np.bool_]:
-    """[stages, items]: those that are most worth their memory, as many as fit."""
+    """[stages, items]: those that are most worth their memory, as many as fit beside a slot."""
     worth = demand_share(problem) * problem.copy_ns / np.maximum(problem.item_bytes, 1)
     order = np.argsort(-worth.ravel(), kind="stable")
     filled = np.cumsum(problem.item_bytes.ravel()[order])
+    room = problem.capacity_bytes - problem.slot_bytes
     kept = np.zeros(worth.size, dtype=bool)
-    kept[order[filled <= problem.capacity_bytes]] = True
+    kept[order[filled <= room]] = True
     return kept.reshape(worth.shape)
 
 

@@ -46,30 +46,68 @@ def test_by_hand(make: Any) -> None:
     assert measure(problem, replay(problem, keeping(0))) == 0
 
 
-@pytest.mark.parametrize(("lead", "price"), [(0, 1.0), (100_000, 0.5), (125_000, 0.0)])
-def test_copies_that_hide_cost_nothing(make: Any, lead: int, price: float) -> None:
-    # item 0 stays, item 1 is expected in a quarter of the passes: 250 us of copies a pass, beside
-    # no computation, 100 us (twice as much and another half), and 125 us (twice as much)
-    plain = problem_of(make, [[[1, 0]]] * 4, [1.0, 0.25], lead=lead)
-    problem = corrected(plain.replace(capacity_bytes=7))
-    assert problem.correction.tolist() == [[0, int(price * 1_000_000)]]
-
-
-@pytest.mark.parametrize(("start", "price"), [(900_000, 0.75), (837_500, 0.375), (775_000, 0.0)])
-def test_where_start_units_fill_the_channel_copies_are_waited_for(
-    make: Any, start: int, price: float
-) -> None:
-    # item 0 stays and item 1 is expected in every fourth pass: 250 us of copies a pass beside 900
-    # us of computation, of which the start unit leaves 0, 62.5 or 125 us to the channel. Both items
-    # are demanded together, with 250 us of work each, so that three quarters of a copy are waited
-    # for: 0.75 x (1 - 2 x what is left / 250 us). Item 1 is demanded three times too often.
+def priced(make: Any, demand: Any, mean: list[float], start: int = 0, **times: Any) -> Any:
+    """``corrected`` in us, of one stage: each item takes 1 ms, and all but ``kept`` stream."""
+    kept = times.pop("kept")
     unit = make.unit(1_000_000, 4)
-    scenarios = make.scenarios([[[1, 1]]] * 4, lead=400_000, work=lambda rows: 250_000)
-    expected = np.broadcast_to(np.array([[1.0, 0.25]]), scenarios.demand.shape)
+    scenarios = make.scenarios(demand, **times)
+    expected = np.broadcast_to(np.array([mean]), scenarios.demand.shape)
     scenarios = replace(scenarios, mean_demanded=expected)
-    stage = Stage(make.unit(start, 3), (unit, unit))
-    problem = corrected(Problem((stage,), scenarios, 7, 4))
-    assert problem.correction.tolist() == [[0, int(-3 * price * 1_000_000)]]
+    stage = Stage(make.unit(start, 3) if start else None, (unit,) * len(mean))
+    problem = corrected(Problem((stage,), scenarios, 4 * kept + 4, 4))
+    return (problem.correction / 1_000).tolist()
+
+
+@pytest.mark.parametrize(("work", "price"), [(100_000, 0.8), (250_000, 0.5), (500_000, 0.0)])
+def test_what_other_work_hides_of_a_copy_costs_nothing(make: Any, work: int, price: float) -> None:
+    # Items 0 and 1 stay, and their work hides as much of the copy of item 2, which four passes
+    # demand with them; 3 is expected, both times 3 of 4, and item 3 is demanded in none.
+    # Twice the computation, 6 x work, is less than the 1.5 ms of copies: none are made ahead.
+    found = priced(
+        make, [[[1, 1, 1, 0]]] * 4, [1.0, 1.0, 0.75, 0.75], kept=2, lead=0, work=lambda rows: work
+    )
+    assert found == [[0, 0, -1_000 * price, 3_000 * price]]
+
+
+def test_a_copy_costs_the_share_of_copies_that_are_waited_for(make: Any) -> None:
+    # Item 0 stays. One pass demands all four items: 3 ms of copies, behind 1.5 ms of work on
+    # others than the last. One demands items 0 and 1, and 1.5 ms of work hide a copy of 1 ms. So
+    # 3 of 4 copies are waited for. Item 1 is demanded twice, and expected in 1.5 passes; the start
+    # unit leaves no time for copies ahead.
+    found = priced(
+        make,
+        [[[1, 1, 1, 1]], [[3, 1, 0, 0]]],
+        [1.0, 0.75, 0.5, 0.5],
+        kept=1,
+        start=4_000_000,
+        work=lambda rows: 500_000 * rows,
+    )
+    assert found == [[0, -0.75 * 0.5 * 1_000, 0, 0]]
+
+
+def test_what_no_pass_demands_is_priced_as_it_is_expected(make: Any) -> None:
+    # Items 0 and 1 stay. Item 2 is expected in a quarter of four passes and comes in none; of its
+    # copy the work on item 0 or 1 hides a quarter. The start unit takes all time for copies ahead.
+    found = priced(
+        make,
+        [[[1, 1, 0]]] * 4,
+        [1.0, 1.0, 0.25],
+        kept=2,
+        start=500_000,
+        lead=0,
+        work=lambda rows: 250_000,
+    )
+    assert found == [[0, 0, 750]]
+
+
+@pytest.mark.parametrize(("lead", "price"), [(600_000, 1.0), (625_000, 0.25), (1_000_000, 0.0)])
+def test_what_copies_ahead_hide_costs_nothing(make: Any, lead: int, price: float) -> None:
+    # No work hides a copy. Item 1 is expected in 3 of 4 passes and item 2 in one: 1 ms of copies.
+    # What twice the lead leaves, 200 us, 250 us, 1 ms, is nothing, as much as copying item 1 in
+    # vain takes (then 3 of 4 copies hide), and what both do. Each is demanded in all four passes.
+    mean = [1.0, 0.75, 0.25]
+    found = priced(make, [[[1, 1, 1]]] * 4, mean, kept=1, lead=lead, work=lambda rows: 0)
+    assert found == [[0, -1_000 * price, -3_000 * price]]
 
 
 def test_nothing_to_correct(make: Any) -> None:
