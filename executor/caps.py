@@ -8,15 +8,11 @@ from typing import NamedTuple
 
 from solvers.errors import BudgetError
 
-__all__ = ["PROCESS_BYTES", "TRANSFORMERS_BYTES", "Cap", "check_cap", "lowest_cap"]
+__all__ = ["PROCESS_BYTES", "Cap", "check_cap", "lowest_cap"]
 
-PROCESS_BYTES = 288 << 20
-"""What a process takes beside its budget: the interpreter, torch, a tokenizer (265 to 271 MiB were
-measured of ``moeplan run``, 102 to 106 of them pages of files, which the kernel can drop)."""
-
-TRANSFORMERS_BYTES = 108 << 20
-"""What is added where transformers' modules compute a family (105 MiB were measured, and 375 to 382
-together)."""
+PROCESS_BYTES = 384 << 20
+"""What a process takes beside its budget: the interpreter, torch, a tokenizer (346 to 377 MiB were
+measured)."""
 
 _SELF = Path("/proc/self")
 _MEMORY = "meminfo"
@@ -114,17 +110,13 @@ def _limit(path: Path) -> int | None:
     return int(text)
 
 
-def check_cap(needed_bytes: int, process: Path = _SELF, *, own_modules: bool = True) -> None:
+def check_cap(needed_bytes: int, process: Path = _SELF) -> None:
     """Refuse what the kernel would end in its middle.
 
     Parameters
     ----------
     needed_bytes
         What a budget of this process's memory is used for.
-    process
-        The process's folder below ``/proc``.
-    own_modules
-        Whether it does without transformers (``executor.families.own_modules``).
 
     Raises
     ------
@@ -133,14 +125,13 @@ def check_cap(needed_bytes: int, process: Path = _SELF, *, own_modules: bool = T
         beside it.
     """
     cap = lowest_cap(process)
-    beside = PROCESS_BYTES if own_modules else PROCESS_BYTES + TRANSFORMERS_BYTES
-    if cap is not None and cap.limit_bytes < needed_bytes + beside:
-        room = max(cap.limit_bytes - beside, 0)
+    if cap is not None and cap.limit_bytes < needed_bytes + PROCESS_BYTES:
+        room = max(cap.limit_bytes - PROCESS_BYTES, 0)
         machine = cap.file.name == _MEMORY
         what = "this machine has" if machine else "the control group allows"
         cure = "" if machine else "raise its limit, or "
         raise BudgetError(
-            f"{needed_bytes} bytes of the memory budget are needed and {beside} by the "
+            f"{needed_bytes} bytes of the memory budget are needed and {PROCESS_BYTES} by the "
             f"process beside it, but {what} {cap.limit_bytes} ({cap.file}): "
             f"{cure}give a budget of at most {room} bytes",
             needed_bytes,

@@ -13,7 +13,6 @@ from executor.caps import check_cap
 from executor.direct import Pacer, Part, Piece, ReadBuffer
 from executor.embedding import Embedding
 from executor.encoder_decoder import EncoderDecoderOperations, EncoderDecoderState
-from executor.families import own_modules
 from executor.layout import Place
 from executor.ledger import Ledger
 from executor.matrices import STORED, TensorAt, host_tensor, quantized_expert
@@ -102,8 +101,7 @@ class Device:
         for purpose in PURPOSES:
             self.ledger.reserve(purpose, account.by_purpose[purpose])
         if backend is None or backend.name == "cpu":
-            own = own_modules(model.family, source.checkpoint.config)
-            check_cap(account.peak_bytes, own_modules=own)
+            check_cap(account.peak_bytes)
         if verify:
             source.prepare_checks()
         self.adapter: Adapter = make_adapter(source.checkpoint.config, model, self.dtype)

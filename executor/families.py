@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import inf
-from typing import Any
-
 from planner.documents import ModelSpec
 from solvers.errors import UnsupportedError
 
-__all__ = ["FAMILIES", "check_family", "own_modules"]
+__all__ = ["FAMILIES", "check_family"]
 
 FAMILIES: dict[str, tuple[str, str]] = {
     "deepseek_v2": ("executor.adapters.deepseek_v2", "DeepseekV2Adapter"),
@@ -39,32 +35,6 @@ _MISSING = {
     "qwen3_next": "linear attention",
 }
 """What the executor lacks for families that transformers has."""
-
-
-_OWN = frozenset({"mixtral", "olmoe", "qwen2_moe", "qwen3_moe"})
-
-
-def own_modules(family: str, config: Mapping[str, Any]) -> bool:
-    """Whether a model is computed by modules of the executor's own, without transformers.
-
-    So are families whose layers are of the commonest kind, unless their rotary embedding depends on
-    the context.
-
-    Parameters
-    ----------
-    family
-        ``model_type``.
-    config
-        ``config.json`` as read.
-    """
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if family not in _OWN or not isinstance(rope, dict):
-        return False
-    if rope.keys() - {"rope_type", "type", "rope_theta"} or "partial_rotary_factor" in config:
-        return False
-    theta = rope.get("rope_theta", config.get("rope_theta", 1))
-    number = isinstance(theta, (int, float)) and not isinstance(theta, bool) and 0 < theta < inf
-    return number and rope.get("rope_type", rope.get("type", "default")) == "default"
 
 
 def check_family(model: ModelSpec) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -79,25 +80,26 @@ class Sampler:
     """
 
     def __init__(self, sampling: Sampling) -> None:
-        self._sampling = sampling
+        from transformers.generation import logits_process
+
+        self._seed = sampling.seed
         self._generators: dict[int, torch.Generator] = {}
+        # in the order in which transformers applies them
+        self._warpers: list[Any] = []
+        if sampling.temperature != 1:
+            self._warpers.append(
+                logits_process.TemperatureLogitsWarper(float(sampling.temperature))
+            )
+        if sampling.top_k is not None:
+            self._warpers.append(logits_process.TopKLogitsWarper(sampling.top_k))
+        if sampling.top_p is not None:
+            self._warpers.append(logits_process.TopPLogitsWarper(sampling.top_p))
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
         """What a token is drawn by: float32 [1, vocabulary], from logits [vocabulary]."""
         scores = logits.to("cpu", torch.float32, copy=True)[None]
-        # in transformers' order; scores as low as the last one kept are kept, too
-        asked = self._sampling
-        if asked.temperature != 1:
-            scores = scores / asked.temperature
-        if asked.top_k is not None:
-            least = scores.topk(min(asked.top_k, scores.shape[-1])).values[:, -1:]
-            scores = scores.masked_fill(scores < least, -math.inf)
-        if asked.top_p is not None:
-            ascending, tokens = scores.sort()
-            sums = ascending.softmax(dim=-1).cumsum(dim=-1)
-            drop = sums <= 1 - asked.top_p
-            drop[:, -1] = False
-            scores = scores.masked_fill(drop.scatter(1, tokens, drop), -math.inf)
+        for warper in self._warpers:
+            scores = warper(None, scores)
         return scores.softmax(dim=-1)
 
     def draw(self, request: int, logits: torch.Tensor) -> int:
@@ -105,5 +107,5 @@ class Sampler:
         generator = self._generators.get(request)
         if generator is None:
             generator = self._generators[request] = torch.Generator()
-            generator.manual_seed(self._sampling.seed + request)
+            generator.manual_seed(self._seed + request)
         return int(torch.multinomial(self.probabilities(logits), 1, generator=generator))

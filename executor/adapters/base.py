@@ -1,4 +1,4 @@
-"""What a model family gives the runtime: its modules, mostly from transformers, without weights.
+"""What a model family gives the runtime: its modules from transformers, without weights.
 
 The modules are built on the meta device, so that they own no memory; before a layer computes, its
 parameters are set to views of the slot that its dense part lies in. Experts are no modules: an
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from executor.adapters.shapes import CacheShape, ExpertWeights, FeedForward
+from executor.quantized import QuantizedMatrix
 from planner.documents import ModelSpec
 from planner.memory import EXPERT_TILE_ROWS
 from solvers.errors import UnsupportedError
@@ -29,6 +29,37 @@ Tensors = Mapping[str, torch.Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
 
 _ACTIVATIONS = ("silu", "swish")
+
+
+class ExpertWeights(NamedTuple):
+    """One expert: ``gate_up`` [2 x intermediate, hidden], ``down`` [hidden, intermediate], and
+    their biases."""
+
+    gate_up: torch.Tensor | QuantizedMatrix
+    down: torch.Tensor | QuantizedMatrix
+    gate_up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+
+
+class FeedForward(NamedTuple):
+    """A feed-forward that every token passes: a dense MLP or shared experts.
+
+    ``switch`` [1, hidden]: the result is multiplied by the sigmoid of its product with the input.
+    """
+
+    gate: torch.Tensor
+    up: torch.Tensor
+    down: torch.Tensor
+    switch: torch.Tensor | None = None
+
+
+class CacheShape(NamedTuple):
+    """What attention keeps of one token in each of two tensors: heads, and values of each."""
+
+    key_heads: int
+    key_size: int
+    value_heads: int
+    value_size: int
 
 
 class Adapter:
@@ -85,9 +116,15 @@ class Adapter:
     norm: ClassVar[type[nn.Module] | None] = None
 
     def __init__(self, config: dict[str, Any], model: ModelSpec, dtype: torch.dtype) -> None:
-        classes = self.classes(config)
+        classes = self.classes()
         self.model, self.dtype = model, dtype
-        self.config = self.read_config(classes["config"], config)
+        try:
+            self.config = classes["config"].from_dict(config)
+        except Exception as error:
+            # of many kinds, but all about the configuration
+            why = " ".join(str(error).split())[:200]
+            raise self.refuse(f"transformers does not take its configuration: {why}") from error
+        self.config._attn_implementation = self.attention_kind
         self.require(self.activation_key, self.activations, what="activation")
         self.check_config()
         self._check_windows()
@@ -99,16 +136,20 @@ class Adapter:
                 layer.eval() for layer in self.make_layers(classes["layer"], len(model.layers))
             ]
             self._final_norm = self.make_norm(classes["norm"])
-        self._rotary = self.make_rotary(classes["rotary"])
+        self._rotary = classes["rotary"](self.config)
         for spec in model.layers:
             if spec.experts:
-                self.drop_experts(spec.index)
+                # experts are ours: neither their memory nor their code is needed
+                block = self.feed_forward(spec.index)
+                if not hasattr(block, "experts"):
+                    raise self.refuse(f"transformers' layer {spec.index} has no experts")
+                del block.experts
         self._owners = [_owners(layer) for layer in self._layers]
 
     # --- what a family may say of itself ------------------------------------------------------
 
     @classmethod
-    def classes(cls, config: dict[str, Any]) -> dict[str, Any]:
+    def classes(cls) -> dict[str, Any]:
         """``config``, ``layer``, ``norm`` and ``rotary`` classes of transformers; the last is one
         of torch that does nothing where there is none."""
         name = cls.family.replace("-", "_")
@@ -122,23 +163,6 @@ class Adapter:
             "rotary": getattr(modeling, f"{cls.prefix}RotaryEmbedding", nn.Identity),
         }
 
-    def read_config(self, kind: Any, config: dict[str, Any]) -> Any:
-        """``config.json`` as the class ``kind`` has it.
-
-        Raises
-        ------
-        UnsupportedError
-            If transformers refuses it.
-        """
-        try:
-            result = kind.from_dict(config)
-        except Exception as error:
-            # of many kinds, but all about the configuration
-            why = " ".join(str(error).split())[:200]
-            raise self.refuse(f"transformers does not take its configuration: {why}") from error
-        result._attn_implementation = self.attention_kind
-        return result
-
     def make_layers(self, kind: Any, count: int) -> list[Any]:
         """transformers' layers, of its class ``kind``."""
         return [kind(self.config, index) for index in range(count)]
@@ -146,17 +170,6 @@ class Adapter:
     def make_norm(self, kind: Any) -> Any:
         """A norm outside the layers, of transformers' class ``kind``."""
         return kind(self.model.hidden_size, eps=getattr(self.config, self.epsilon_key))
-
-    def make_rotary(self, kind: Any) -> Any:
-        """The rotary embedding, of transformers' class ``kind``."""
-        return kind(self.config)
-
-    def drop_experts(self, layer: int) -> None:
-        """Experts are ours: neither their memory nor their code is needed."""
-        block = self.feed_forward(layer)
-        if not hasattr(block, "experts"):
-            raise self.refuse(f"transformers' layer {layer} has no experts")
-        del block.experts
 
     def feed_forward(self, layer: int) -> Any:
         """transformers' module of a layer's feed-forward, with experts or without."""

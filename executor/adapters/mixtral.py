@@ -1,20 +1,16 @@
-"""Mixtral."""
+"""Mixtral: modules of transformers."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from executor.adapters.plain import PlainAdapter
+from executor.adapters.base import Adapter
 
 __all__ = ["MixtralAdapter"]
 
 
-class MixtralAdapter(PlainAdapter):
+class MixtralAdapter(Adapter):
     """``mixtral``."""
 
     family: ClassVar[str] = "mixtral"
     prefix: ClassVar[str] = "Mixtral"
-    theta: ClassVar[float] = 1_000_000.0
-    epsilon: ClassVar[float] = 1e-5
-    normed_choice: ClassVar[bool] = True
-    slides: ClassVar[bool] = True

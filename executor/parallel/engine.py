@@ -270,9 +270,7 @@ class ParallelEngine(Closing):
     def _check_memory(self, ranks: Sequence[RankOptions]) -> None:
         """Each rank looks for itself, but those of a CPU share its memory."""
         if self._device == "cpu":
-            needed = sum(rank_account(self.model, options).peak_bytes for options in ranks)
-            # they are forked from one that has loaded transformers
-            check_cap(needed, own_modules=False)
+            check_cap(sum(rank_account(self.model, options).peak_bytes for options in ranks))
 
     def _started(self) -> RankGroup | Leader:
         if self._machines is None:

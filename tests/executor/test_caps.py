@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from executor import Engine, open_weights
-from executor.caps import PROCESS_BYTES, TRANSFORMERS_BYTES, Cap, check_cap, lowest_cap
+from executor.caps import PROCESS_BYTES, Cap, check_cap, lowest_cap
 from planner.documents import Workload, write_document
 from planner.memory import smallest_policy
 from solvers.errors import BudgetError
@@ -126,11 +126,6 @@ def test_the_machine_is_a_cap_too(group: int | None, process: Callable[..., Path
         check_cap(2 * GIB - PROCESS_BYTES + 1, folder)
     assert str(caught.value).endswith(f": give a budget of at most {2 * GIB - PROCESS_BYTES} bytes")
     check_cap(2 * GIB - PROCESS_BYTES, folder)
-    # transformers' modules come on top
-    room = 2 * GIB - PROCESS_BYTES - TRANSFORMERS_BYTES
-    check_cap(room, folder, own_modules=False)
-    with pytest.raises(BudgetError, match=f"at most {room} bytes"):
-        check_cap(room + 1, folder, own_modules=False)
 
 
 def test_a_plan_for_a_larger_machine(checkpoint_of: Callable[..., Path], helpers: Any) -> None:

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from executor import caps, open_weights
-from executor.caps import PROCESS_BYTES, TRANSFORMERS_BYTES, Cap
+from executor.caps import PROCESS_BYTES, Cap
 from executor.parallel import ParallelEngine, RankGroup, Rebalance
 from executor.parallel.buffer import ExpertBuffer
 from executor.parallel.rank import RankOptions, rank_account
@@ -408,8 +408,7 @@ def test_what_only_all_ranks_together_are_too_large_for(monkeypatch: pytest.Monk
     model = model_of(EXAMPLE)
     engine = ParallelEngine(EXAMPLE, placed(model, 2))
     ranks = [RankOptions(slots, "lifo", 3, 3, 9, 4) for slots in engine.slots]
-    beside = PROCESS_BYTES + TRANSFORMERS_BYTES
-    both = sum(rank_account(model, one).peak_bytes for one in ranks) + beside
+    both = sum(rank_account(model, one).peak_bytes for one in ranks) + PROCESS_BYTES
     loads: list[str] = []
     monkeypatch.setattr(RankGroup, "__init__", lambda *_, **__: loads.append("begun"))
     monkeypatch.setattr(RankGroup, "ask", lambda *_: loads.append("asked"))

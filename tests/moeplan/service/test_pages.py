@@ -563,10 +563,10 @@ def test_a_trace_is_kept_for_its_plan_alone(site: SimpleNamespace, trace: Trace)
         assert "&lt;img src=x" in shown
         assert "<img" not in shown
         for body, field in (
-            ({**to_json(trace), SEAL: document_hash(trace)}, "body.plan_hash"),
-            ({**to_json(own), SEAL: document_hash(trace)}, f"body.{SEAL}"),
-            (to_json(own), f"body.{SEAL}"),
-            ({**to_json(own), SEAL: digest, "device": 1}, "body: device: "),
+            ({**to_json(trace), SEAL: document_hash(trace)}, "plan_hash: the store has no plan"),
+            ({**to_json(own), SEAL: document_hash(trace)}, f"{SEAL}: "),
+            (to_json(own), f"{SEAL}: "),
+            ({**to_json(own), SEAL: digest, "device": 1}, "device: "),
         ):
             with pytest.raises(InputError, match=re.escape(field)):
                 client._json("POST", "/v1/traces", body)
