@@ -54,10 +54,15 @@ def test_a_plan_made_there_is_the_plan_made_here(
 
 def test_a_search_tells_how_far_it_is(client: Client, profile_hash: str) -> None:
     told: list[dict[str, Any]] = []
-    work = replace(WORK, requests=2)
-    job = client.ask_plan(profile_hash, work, memory_bytes=MEMORY, time_limit_seconds=2.0)
-    assert client.plan(client.wait(job.id, told.append).result).bound is not None
-    searched = [step for step in told if step["incumbent"] is not None]
+    searched: list[dict[str, Any]] = []
+    # who asks now and then may miss a short search on a busy machine, but not each of many
+    for requests in range(2, 10):
+        work = replace(WORK, requests=requests)
+        job = client.ask_plan(profile_hash, work, memory_bytes=MEMORY, time_limit_seconds=2.0)
+        assert client.plan(client.wait(job.id, told.append).result).bound is not None
+        searched = [step for step in told if step["incumbent"] is not None]
+        if searched:
+            break
     assert searched
     for step in told:
         if step not in searched:
