@@ -261,6 +261,7 @@ _BOUND_WORDS = {
     "caching, takes less than",
     "clairvoyant": "not even one that knows the routing beforehand, without caching, takes less "
     "than",
+    "cache": "not even one with a cache that knows the routing beforehand takes less than",
     "physical": "the computation alone takes",
 }
 

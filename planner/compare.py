@@ -217,7 +217,7 @@ def _bounds(
     ``proven`` keeps them: within a comparison they follow from the objective and the group alone,
     and take longer than most plans.
     """
-    if plan.bound is None or plan.bound_class == "physical":
+    if plan.bound is None or plan.bound_class in ("physical", "cache"):
         return None, None
     if any(layer.predictor != "plan" for layer in plan.policy.layers):
         # the class ``plan`` prefetches by nothing that earlier layers chose

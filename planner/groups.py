@@ -29,7 +29,7 @@ from planner.scenarios import (
     pass_shapes,
     split_sequences,
 )
-from solvers.host import physical_bound
+from solvers.belady import cached_bound
 from solvers.layout import smallest_capacity
 from solvers.outcome import Bound, BoundClass, Schedule
 from solvers.problem import Problem, Scenarios
@@ -206,8 +206,8 @@ class Candidate:
     def bound(self, schedule: Schedule) -> Bound | None:
         """No policy with this n and b, fixed residents and no eviction caching is faster on the
         judging sequences, with a host that takes any experts in any pass, where there is one. For a
-        ``schedule`` that caches what is physically needed: all computation, split between both.
-        None where neither speaks of the objective."""
+        ``schedule`` that caches what a clairvoyant cache would need, or all computation, split
+        between device and host. None where neither speaks of the objective."""
         if self.objective.measure == "memory":
             encoding = self.encoding
             return Bound(smallest_budget_bytes(encoding.profile, encoding.workload), "plan")
@@ -215,7 +215,7 @@ class Candidate:
         if problem.measure != "time":
             return None
         if schedule.eviction != "none":
-            return physical_bound(problem)
+            return cached_bound(problem, schedule)
         relaxed = relax(problem)
         return None if relaxed is None else relaxed.bound
 

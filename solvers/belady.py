@@ -17,12 +17,13 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
+from solvers.host import physical_bound
 from solvers.layout import START, infeasible
 from solvers.outcome import Bound, Outcome, Schedule, Stop
 from solvers.problem import Problem
 from solvers.registry import Feature, Limits, Progress
 
-__all__ = ["Belady", "least_copied"]
+__all__ = ["Belady", "cached_bound", "least_copied"]
 
 
 class Belady:
@@ -44,6 +45,34 @@ class Belady:
         return infeasible(problem) or Outcome(
             Stop.RULE, None, Bound(_value(problem), "clairvoyant")
         )
+
+
+def cached_bound(problem: Problem, schedule: Schedule) -> Bound:
+    """No schedule with a cache takes less time than this, with the lists of ``schedule`` or none:
+    the larger of all computation and what must be copied, where that can be said.
+
+    A unit of a list that was dropped into a cache may have been copied in a pass that weighs less
+    than the one before its use, and a host may compute what else would be copied: there computation
+    is all that is certain. Of a correction (``Problem.correction_ns``) as much counts as could be
+    saved at most.
+
+    Parameters
+    ----------
+    problem
+        Measured in time.
+    schedule
+        One with a cache.
+    """
+    physical = physical_bound(problem)
+    listed = any(
+        choice.prefetch or choice.looks_ahead
+        for stage, choice in zip(problem.stages, schedule.stages, strict=True)
+        if not stage.sequential
+    )
+    if listed or problem.scenarios.host_work_ns is not None:
+        return physical
+    value = _value(problem) + int(np.minimum(problem.correction, 0).sum())
+    return physical if value <= physical.value_ns else Bound(value, "cache")
 
 
 def _value(problem: Problem) -> int:

@@ -101,7 +101,7 @@ class Schedule:
         return dataclasses.replace(self, **changes)
 
 
-BoundClass = Literal["plan", "clairvoyant", "physical"]
+BoundClass = Literal["plan", "clairvoyant", "physical", "cache"]
 
 
 Integers = npt.NDArray[np.object_]

@@ -332,7 +332,8 @@ def over_bound(row: ComparisonRow, best: ComparisonRow) -> float | None:
     """Distance from the best row's bound, as a share of the row's value; both without credit.
 
     None where that bound says nothing about the row's plan: it is for one n and b and one choice of
-    experts' forms, and but for a ``physical`` one for plans that do not cache.
+    experts' forms, and but for a ``physical`` one for plans that do not cache; one of a cache also
+    for those that do and copy nothing ahead by lists.
     """
     if best.bound is None or row.objective_value <= 0:
         return None
@@ -340,8 +341,10 @@ def over_bound(row: ComparisonRow, best: ComparisonRow) -> float | None:
         return None
     if row.plan.policy.expert_forms != best.plan.policy.expert_forms:
         return None
-    if best.plan.bound_class != "physical" and row.plan.policy.eviction != "none":
-        return None
+    if row.plan.policy.eviction != "none" and best.plan.bound_class != "physical":
+        listed = any(layer.prefetch for layer in row.plan.policy.layers)
+        if listed or best.plan.bound_class != "cache":
+            return None
     return (row.objective_value - best.bound) / row.objective_value
 
 

@@ -294,7 +294,7 @@ class Plan(Document):
         ``objective`` and ``bound`` in the objective's unit (for throughput: ns a token, which is
         minimised); ``gap`` = (objective - bound) / objective. None where no bound was proven.
     bound_class
-        Which policies the bound speaks of: ``plan``, ``clairvoyant`` or ``physical``.
+        Which policies the bound speaks of: ``plan``, ``clairvoyant``, ``cache`` or ``physical``.
     chosen_over
         Baselines that were compared, with what ``promised`` is for them; the plan is the best.
     notes
@@ -313,7 +313,7 @@ class Plan(Document):
     objective_name: str
     objective: float
     bound: float | None
-    bound_class: Literal["plan", "clairvoyant", "physical"] | None
+    bound_class: Literal["plan", "clairvoyant", "physical", "cache"] | None
     gap: Fraction | None
     inputs: Inputs
     locations: Locations

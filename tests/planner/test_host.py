@@ -54,7 +54,9 @@ def test_behind_a_slow_link_the_cpu_computes(small_profile: Any) -> None:
     plan = planned(profile)
     assert plan.policy.host is not None
     assert "fiddler" in (plan.solver, *plan.chosen_over)
-    assert plan.bound_class == "clairvoyant"
+    # of a cache beside a host that computes nothing is known but the computation
+    caches = plan.policy.eviction != "none"
+    assert plan.bound_class == ("physical" if caches else "clairvoyant")
     assert plan.bound is not None
     assert 0 < plan.bound <= plan.objective
     assert check_plan(plan, profile) == []
@@ -76,7 +78,8 @@ def test_behind_a_slow_link_the_cpu_computes(small_profile: Any) -> None:
         assert price is not None
         # more never hurts a relaxation, which floating point solves to a millionth
         assert price.bound_after <= price.bound_before * (1 + 1e-6)
-        assert price.bound_before == pytest.approx(plan.bound, rel=1e-9)
+        # prices are of schedules without a cache
+        assert caches or price.bound_before == pytest.approx(plan.bound, rel=1e-9)
     assert told.memory_price is not None
     assert told.memory_price.slope is not None
     assert told.memory_price.slope >= 0

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solvers.belady import Belady, least_copied
+from solvers.belady import Belady, cached_bound, least_copied
 from solvers.checker import used_bytes
 from solvers.errors import UnsupportedError
-from solvers.outcome import Stop
+from solvers.outcome import Bound, Schedule, StageChoice, Stop
 from solvers.problem import Problem, Stage, Unit
 from solvers.registry import BOUNDS, HOSTED, Feature, Limits, load
 from solvers.replay import measure, replay
@@ -108,6 +108,34 @@ def test_no_schedule_is_below_it(make: Any, seed: int) -> None:
     for kind in ("bytes", "time", "idle"):
         one = problem.replace(capacity_bytes=used_bytes(problem, schedule), measure=kind)
         assert bound(one) <= measure(one, result), kind
+
+
+def test_a_schedule_with_a_cache_is_held_against_the_best_cache(make: Any) -> None:
+    # both items in all three passes, room for one: 3 x 30 copied, 3 x (1 + 1) computed
+    problem = cyclic(make, [[1, 1]] * 3, 1, lead=0, work=lambda rows: 1).replace(measure="time")
+    cached = Schedule((StageChoice(False, (), ()),), 1, 0, 1, "lru")
+    assert cached_bound(problem, cached) == Bound(3 * 30, "cache")
+    # what a residents' correction could save at most is taken off: of the two, 7
+    less = problem.replace(correction_ns=np.array([[-7, 4]], dtype=np.int64))
+    assert cached_bound(less, cached) == Bound(3 * 30 - 7, "cache")
+    # where computing takes longer, that is what is needed: 3 x (100 + 10 + 10)
+    slow = cyclic(make, [[1, 1]] * 3, 1, lead=100).replace(measure="time")
+    assert cached_bound(slow, cached) == Bound(3 * 120, "physical")
+    # and where copies ahead were dropped into the cache, nothing else is known
+    listed = cached.replace(stages=(StageChoice(False, (), (0,)),))
+    assert cached_bound(problem, listed) == Bound(3 * 2, "physical")
+    ahead = cached.replace(stages=(StageChoice(False, (), (), looks_ahead=True),))
+    assert cached_bound(problem, ahead) == Bound(3 * 2, "physical")
+
+
+@settings(max_examples=150)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_no_schedule_with_a_cache_is_below_its_bound(make: Any, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    problem = make.problem(rng, zero=seed % 4 == 0)
+    schedule = make.schedule(rng, problem)
+    one = problem.replace(capacity_bytes=used_bytes(problem, schedule), measure="time")
+    assert cached_bound(one, schedule).value_ns <= measure(one, replay(one, schedule))
 
 
 @settings(max_examples=60)
