@@ -13,6 +13,7 @@ from executor.allocator import peak_resident_bytes
 from executor.device import Device
 from executor.failures import out_of_memory
 from executor.prefetch import Prefetcher
+from executor.recorder import KEPT_PASSES
 from executor.routing import Recorded, RoutingLog, needs_of
 from executor.runtime import Runtime
 from executor.sampling import Sampler
@@ -48,6 +49,8 @@ class Generation:
         What a run of the same prompts chose, for what is clairvoyant.
     tables
         What predictors begin with, and go on counting; None: the policy's lists alone.
+    kept_passes
+        Of the recorder: passes whose events are kept one by one.
 
     Attributes
     ----------
@@ -69,6 +72,7 @@ class Generation:
         texts: Sequence[TextStream] | None = None,
         recorded: Recorded | None = None,
         tables: Tables | None = None,
+        kept_passes: int = KEPT_PASSES,
     ) -> None:
         self._device, self._prompts = device, prompts
         self._limits = [limit] * len(prompts) if isinstance(limit, int) else list(limit)
@@ -88,7 +92,7 @@ class Generation:
         self._longest = max(map(len, prompts)) if len(prompts) > size else 0
         self.ended: set[int] = set()
         self.routing = routing = RoutingLog(device.source.model, ahead=ahead)
-        self.recorder = device.memory.recorder()
+        self.recorder = device.memory.recorder(kept_passes)
         needs = None
         if recorded is not None:
             needs = needs_of(recorded, device.source.model, device.policy)

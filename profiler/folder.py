@@ -221,6 +221,7 @@ def record_checkpoint(
                     most_seconds=math.inf,
                     ahead=True,
                     backend=backend,
+                    observe=False,
                 )
             )
 

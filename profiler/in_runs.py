@@ -1,8 +1,8 @@
 """Costs as runs have them: what benches say, moved to what real runs beside the measuring did.
 
 A bench makes the same passes over again, with weights that stay. In a run units were just copied,
-routing is uneven, and its moments are others. Routing is recorded in real runs, so they are there
-to be asked: each kind's curve moves by the ratio of what its operations took, freed of the copies
+routing is uneven, and its moments are others. Prompts whose routing was recorded are run once more,
+and asked: each kind's curve moves by the ratio of what its operations took, freed of the copies
 beside them as the planner charges those, to what the curve says of them (``profiler.correct``).
 Sizes that were not measured say nothing: their ratio would be that of a guess.
 """

@@ -30,8 +30,10 @@ _SLOTS = 6
 
 _LEAST_DECODE = 4
 """Decode passes that are made in any case."""
-_OBSERVED = 16
-"""Groups whose events are kept."""
+_OBSERVED_DECODE = 8
+"""Decode passes of a run that is observed, at most."""
+_OBSERVED_SECONDS = 4.0
+"""After so long no further run is observed, and none goes on beyond a few passes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +41,7 @@ class Recording:
     """What a recorded run leaves.
 
     ``decoded`` are the generated tokens in the order in which decode passes embedded them;
-    ``observed`` is what each group's first passes did, operation by operation.
+    ``observed`` is what passes of runs that recorded nothing did, operation by operation.
     """
 
     arrays: TraceArrays
@@ -137,6 +139,7 @@ def record_routing(
     ahead: bool = False,
     backend: Backend | None = None,
     threads: ThreadUse | None = None,
+    observe: bool = True,
 ) -> Recording:
     """Run ``prompts`` and keep which experts each token chose, and the tokens generated.
 
@@ -161,6 +164,8 @@ def record_routing(
         Kind of device; the CPU if not given.
     threads
         How many of a CPU compute what.
+    observe
+        Run some of it once more, to see what operations take.
 
     Raises
     ------
@@ -196,7 +201,7 @@ def record_routing(
     begun = time.monotonic()
     parts: list[TraceArrays] = []
     tokens: list[int] = []
-    observed: list[Observed] = []
+    groups: list[list[list[int]]] = []
     for number, start in enumerate(range(0, len(prompts), workload.requests)):
         if parts and (number == most_groups or time.monotonic() - begun > most_seconds):
             break
@@ -209,23 +214,48 @@ def record_routing(
 
         with suppress(_EnoughError):
             run.run(enough)
+        groups.append(group)
         parts.append(run.routing.arrays())
         # step by step, as decode passes embed them
         tokens += [token for step in zip(*run.results, strict=True) for token in step]
-        if number < _OBSERVED:
-            lengths = {len(prompt) for prompt in group}
-            observed.append(
-                Observed(
-                    tuple(run.recorder.timeline().events()),
-                    new_tokens,
-                    max(lengths),
-                    policy.head_tiles,
-                    uniform=len(lengths) == 1,
-                    encoder=model.encoder_depth,
-                    lengths=len(lengths),
-                )
-            )
+    observed = _observed(device, groups, new_tokens) if observe else []
     return Recording(_joined(parts, workload.requests), tuple(tokens), tuple(observed))
+
+
+def _observed(device: Device, groups: list[list[list[int]]], new_tokens: int) -> list[Observed]:
+    """The same prompts again, run as plans run them, for what their operations take.
+
+    The runs that record do not tell: they ask routers a layer ahead, and are the first to meet many
+    shapes of products, which libraries then set up. Both would count with operations beside them.
+    """
+    begun = time.monotonic()
+    found: list[Observed] = []
+    for group in groups:
+        if found and time.monotonic() - begun > _OBSERVED_SECONDS:
+            break
+        lengths = {len(prompt) for prompt in group}
+        made = min(new_tokens, _OBSERVED_DECODE + 1)
+        run = Generation(device, group, made, frozenset(), kept_passes=made)
+
+        def enough(tokens: int, _: int, sequences: int = len(group)) -> None:
+            late = time.monotonic() - begun > _OBSERVED_SECONDS
+            if late and tokens > _LEAST_DECODE * sequences:
+                raise _EnoughError
+
+        with suppress(_EnoughError):
+            run.run(enough)
+        found.append(
+            Observed(
+                tuple(run.recorder.timeline().events()),
+                made,
+                max(lengths),
+                device.policy.head_tiles,
+                uniform=len(lengths) == 1,
+                encoder=device.source.model.encoder_depth,
+                lengths=len(lengths),
+            )
+        )
+    return found
 
 
 def _joined(parts: Sequence[TraceArrays], group: int) -> TraceArrays:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from executor import open_weights
 from planner.documents import CostProfile, Curve, Event, Figure, Surface
+from profiler import record
 from profiler.observed import Observed, alone_ns, between_passes_ns
 from profiler.record import record_routing
 
@@ -81,6 +83,30 @@ def test_what_lies_between_passes_counts_with_the_embedding(costs: CostProfile) 
     early = (event("embed", 1, 0, 150, 2),)
     assert between_passes_ns(costs, [Observed(early, 4, 12, 1)]) == 0
     assert between_passes_ns(costs, []) == 0
+
+
+def test_what_is_observed_recorded_nothing(
+    checkpoint: Callable[[str], Path], prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Routers that are asked a layer ahead, and shapes that are met first, count in no cost."""
+    made: list[tuple[int, bool]] = []
+    real = record.Generation
+
+    def noted(device: Any, group: Any, limit: int, *rest: Any, **options: Any) -> Any:
+        made.append((limit, options.get("ahead", False)))
+        return real(device, group, limit, *rest, **options)
+
+    monkeypatch.setattr(record, "Generation", noted)
+    with open_weights(checkpoint("mixtral")) as source:
+        (found,) = record_routing(source, prompts, 64 << 20, new_tokens=12, ahead=True).observed
+        # all of it, then a pass of prompts and eight of decode
+        assert made == [(12, True), (9, False)]
+        assert {one.pass_index for one in found.events} == set(range(9))
+        assert found.passes == 9
+        made.clear()
+        nothing = record_routing(source, prompts, 64 << 20, new_tokens=12, observe=False)
+    assert made == [(12, False)]
+    assert nothing.observed == ()
 
 
 def test_recording_routing_keeps_what_its_first_passes_did(
