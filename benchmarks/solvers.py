@@ -197,9 +197,10 @@ def losses(count: int, solver: str) -> list[str]:
         solved = solve_joint(problem, Limits(work=5.0, seconds=60.0))
         if solved.stop is Stop.OPTIMAL and solved.value_ns:
             joint.append(_loss(problem, solver, solved.value_ns))
-        best = best_policy(several(seed))
+        problem = several(seed)
+        best = best_policy(problem)
         if best is not None:
-            policies.append(_loss(several(seed), solver, best[1]))
+            policies.append(_loss(problem, solver, best[1]))
     return [
         _lost("small instances against the joint model, which knows the demand", joint),
         _lost("against the best of all policies without caching, held back or not", policies),

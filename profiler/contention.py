@@ -19,7 +19,6 @@ from profiler.bench import Bench
 from profiler.compute import Cell
 from profiler.correct import weight
 from profiler.curves import figure
-from profiler.layout import HEAD_TILES
 
 __all__ = ["Contention", "Turn", "beside", "contend", "kind_slowdowns", "overlap", "slowdowns"]
 
@@ -82,7 +81,7 @@ def contend(
 def _turn(bench: Bench, cell: Cell, rows: int, passes: int, *, on: bool) -> Turn:
     bench.stream(on=on)
     counts, past = cell.counts()
-    tiles = min(bench.plan.policy.resident_head_tiles, HEAD_TILES)
+    tiles = bench.plan.policy.resident_head_tiles
     totals: defaultdict[str, list[int]] = defaultdict(list)
     compute: list[Event] = []
     copies: list[Event] = []

@@ -152,6 +152,13 @@ class Layout:
                 return plan if held_bytes is None else layout._shortened(plan, workload, held_bytes)
         return None
 
+    def streaming_computed(
+        self, workload: Workload, held_bytes: int | None = None
+    ) -> BenchPlan | None:
+        """Likewise, with some of the head, too, where there is room for that."""
+        with_head = dataclasses.replace(self, head=True)
+        return with_head.streaming(workload, held_bytes) or self.streaming(workload, held_bytes)
+
     def _shortened(self, plan: BenchPlan, workload: Workload, held_bytes: int) -> BenchPlan:
         """The bench with as few of its layers as hold so many bytes of weights, where it holds
         more: for what need not be measured on all of them."""

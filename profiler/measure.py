@@ -267,10 +267,9 @@ class Measurement:
             layout = Layout(
                 self.model, self.memory_bytes, chunk_bytes=self._beside_chunk, raw=raw, form=form
             )
-            plan = layout.streaming(cell.workload)
-            if form == OWN and not raw:
-                # the head, too, where there is room for some of it
-                plan = replace(layout, head=True).streaming(cell.workload) or plan
+            everything = form == OWN and not raw
+            streaming = layout.streaming_computed if everything else layout.streaming
+            plan = streaming(cell.workload)
             if plan is None:
                 continue
             decoding = cell.prompt_tokens is None

@@ -208,18 +208,25 @@ def record_routing(
         group = [list(tokens) for tokens in prompts[start : start + workload.requests]]
         run = Generation(device, group, new_tokens, frozenset(), ahead=ahead)
 
-        def enough(made: int, _: int, sequences: int = len(group)) -> None:
-            if made > _LEAST_DECODE * sequences and time.monotonic() - begun > most_seconds:
-                raise _EnoughError
-
-        with suppress(_EnoughError):
-            run.run(enough)
+        _run(run, len(group), begun + most_seconds)
         groups.append(group)
         parts.append(run.routing.arrays())
         # step by step, as decode passes embed them
         tokens += [token for step in zip(*run.results, strict=True) for token in step]
     observed = _observed(device, groups, new_tokens) if observe else []
     return Recording(_joined(parts, workload.requests), tuple(tokens), tuple(observed))
+
+
+def _run(run: Generation, sequences: int, deadline: float) -> None:
+    """To the end, or to the first pass behind a moment of ``time.monotonic``, but prefill and a few
+    passes of decode."""
+
+    def enough(made: int, _: int) -> None:
+        if made > _LEAST_DECODE * sequences and time.monotonic() > deadline:
+            raise _EnoughError
+
+    with suppress(_EnoughError):
+        run.run(enough)
 
 
 def _observed(device: Device, groups: list[list[list[int]]], new_tokens: int) -> list[Observed]:
@@ -237,13 +244,7 @@ def _observed(device: Device, groups: list[list[list[int]]], new_tokens: int) ->
         made = min(new_tokens, _OBSERVED_DECODE + 1)
         run = Generation(device, group, made, frozenset(), kept_passes=made)
 
-        def enough(tokens: int, _: int, sequences: int = len(group)) -> None:
-            late = time.monotonic() - begun > _OBSERVED_SECONDS
-            if late and tokens > _LEAST_DECODE * sequences:
-                raise _EnoughError
-
-        with suppress(_EnoughError):
-            run.run(enough)
+        _run(run, len(group), begun + _OBSERVED_SECONDS)
         found.append(
             Observed(
                 tuple(run.recorder.timeline().events()),

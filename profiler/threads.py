@@ -24,7 +24,7 @@ from planner.documents.threads import Threaded
 from profiler.bench import Bench
 from profiler.compute import Cell
 from profiler.curves import figure
-from profiler.layout import HEAD_TILES, BenchPlan, Layout
+from profiler.layout import BenchPlan, Layout
 from profiler.others import quietly
 from solvers.errors import OptionError
 
@@ -178,13 +178,11 @@ def _fitting(
     layout = Layout(model, memory_bytes)
     for end in range(len(cells), 0, -1):
         workload = cells[end - 1][0].workload
-        for plan in (
-            Layout(model, memory_bytes, head=True).streaming(workload, _HELD_BYTES),
-            layout.streaming(workload, _HELD_BYTES),
-            layout.plan(workload) if end == 1 else None,
-        ):
-            if plan is not None:
-                return cells[:end], plan
+        plan = layout.streaming_computed(workload, _HELD_BYTES)
+        if plan is None and end == 1:
+            plan = layout.plan(workload)
+        if plan is not None:
+            return cells[:end], plan
     return (), None
 
 
@@ -199,7 +197,7 @@ def _measure(
     kind and rows."""
     found: defaultdict[tuple[int, str, int], list[float]] = defaultdict(list)
     passes, past = cell.counts()
-    tiles = min(bench.plan.policy.resident_head_tiles, HEAD_TILES)
+    tiles = bench.plan.policy.resident_head_tiles
     uses = {count: ComputeThreads(given_threads(count).use) for count in counts}
     begun = time.perf_counter_ns()
     for turn in range(_MOST + 1):

@@ -71,7 +71,7 @@ def cached_bound(problem: Problem, schedule: Schedule) -> Bound:
     )
     if listed or problem.scenarios.host_work_ns is not None:
         return physical
-    value = _value(problem) + int(np.minimum(problem.correction, 0).sum())
+    value = _value(problem) + problem.most_corrected_ns
     return physical if value <= physical.value_ns else Bound(value, "cache")
 
 

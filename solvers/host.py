@@ -79,8 +79,8 @@ def physical_bound(problem: Problem) -> Bound:
                 asked = scenarios.demand[index, stage] > 0
                 pairs = list(zip(works[asked].tolist(), hosts[asked].tolist(), strict=True))
                 each[index, stage] -= _most_spared(pairs)
-    saved = int(np.minimum(problem.correction, 0).sum())
-    return Bound(int((each.sum(axis=1) * scenarios.weight).sum()) + saved, "physical")
+    value = int((each.sum(axis=1) * scenarios.weight).sum()) + problem.most_corrected_ns
+    return Bound(value, "physical")
 
 
 def _most_spared(pairs: list[tuple[int, int]]) -> int:

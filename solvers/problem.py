@@ -327,6 +327,11 @@ class Problem:
             return self.correction_ns
         return np.zeros(self.scenarios.demand.shape[1:], dtype=np.int64)
 
+    @property
+    def most_corrected_ns(self) -> int:
+        """The least that any residents make of ``correction``; 0 or less."""
+        return int(np.minimum(self.correction, 0).sum())
+
     @cached_property
     def copy_ns(self) -> Int64:
         """[stages, items]: duration of each item's copy; 0 where there is no such item."""

@@ -10,12 +10,10 @@ import pytest
 from planner.check import check_plan
 from planner.credit import credit_of
 from planner.documents import (
-    Burst,
     Channel,
     Figure,
     Plan,
     Workload,
-    document_hash,
     parse_document,
     to_json,
 )
@@ -26,21 +24,9 @@ from planner.profiles import Profile
 from planner.solve import make_plan
 from solvers.errors import DocumentError
 from solvers.replay import Credit
+from tests.bursting import bursting
 
 WORKLOAD = Workload(requests=4, prompt_tokens=8, new_tokens=4)
-
-
-def bursting(profile: Profile, peak: float, depth: float) -> Profile:
-    """The same with a disk of no latency that has a burst."""
-    (link,) = profile.hardware.channels
-    burst = Burst(Figure(peak, "fitted", None, 3), Figure(depth, "fitted", None, 3))
-    disk = dataclasses.replace(link, burst=burst)
-    hardware = dataclasses.replace(profile.hardware, channels=(disk,))
-    costs = dataclasses.replace(profile.costs, hardware_hash=document_hash(hardware))
-    index = dataclasses.replace(
-        profile.index, hardware_hash=document_hash(hardware), costs_hash=document_hash(costs)
-    )
-    return dataclasses.replace(profile, hardware=hardware, costs=costs, index=index)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ from planner.documents import (
     Figure,
     LayerPlacement,
     Workload,
-    document_hash,
     to_json,
 )
 from planner.entries import Entry
@@ -34,23 +33,10 @@ from planner.solve import document, make_plan, solve
 from planner.sweep import sweep
 from solvers.relaxation import relax
 from solvers.replay import replay
+from tests.bursting import bursting
 
 WORKLOAD = Workload(requests=4, prompt_tokens=8, new_tokens=6)
 ASKED: dict[str, Any] = {"solver": "cpsat", "objective": "throughput", "seed": 0}
-
-
-def bursting(profile: Profile, peak: float, depth: float) -> Profile:
-    """The same with a disk that has a burst."""
-    (link,) = profile.hardware.channels
-    burst = Burst(Figure(peak, "fitted", None, 3), Figure(depth, "fitted", None, 3))
-    hardware = dataclasses.replace(
-        profile.hardware, channels=(dataclasses.replace(link, burst=burst),)
-    )
-    costs = dataclasses.replace(profile.costs, hardware_hash=document_hash(hardware))
-    index = dataclasses.replace(
-        profile.index, hardware_hash=document_hash(hardware), costs_hash=document_hash(costs)
-    )
-    return dataclasses.replace(profile, hardware=hardware, costs=costs, index=index)
 
 
 @pytest.fixture(scope="module")
