@@ -12,7 +12,14 @@ import numpy as np
 from planner.documents import Burst, Channel, Curve, Figure, Surface
 from profiler.curves import isotonic
 
-__all__ = ["corrected", "scaled_channel", "scaled_curve", "scaled_surface", "weight"]
+__all__ = [
+    "corrected",
+    "corrected_surface",
+    "scaled_channel",
+    "scaled_curve",
+    "scaled_surface",
+    "weight",
+]
 
 _HALF_WAY = 3
 """So many events are believed by half: fewer may be one pause of the machine."""
@@ -51,10 +58,39 @@ def corrected(
             spread_ns=(*curve.spread_ns, curve.spread_ns[-1]),
             samples=(*curve.samples, 0),
         )
-    took, said = [0.0] * len(curve.rows), [0.0] * len(curve.rows)
-    count = [0] * len(curve.rows)
+    ratios, count = _ratios(curve.rows, samples)
+    return _moved(curve, ratios, count)
+
+
+def corrected_surface(surface: Surface, samples: Sequence[tuple[int, float, float]]) -> Surface:
+    """A surface that is nearer to what runs measured: each row count moves by a ratio of its own.
+
+    Runs have few contexts and benches many: what was seen at one context says how fast the machine
+    computes so many sequences at any.
+
+    Parameters
+    ----------
+    surface
+        As it was.
+    samples
+        (rows, what it took alone, what the surface said), in ns; at least one.
+    """
+    curves = []
+    for curve in surface.curves:
+        ratios, _ = _ratios(curve.rows, samples)
+        # the samples are no more of one context than of another: none are added up
+        curves.append(_moved(curve, ratios, [0] * len(ratios)))
+    return replace(surface, curves=tuple(curves))
+
+
+def _ratios(
+    places: Sequence[int], samples: Sequence[tuple[int, float, float]]
+) -> tuple[list[float], list[int]]:
+    """By how much each row count moves, and how many samples came near it."""
+    took, said = [0.0] * len(places), [0.0] * len(places)
+    count = [0] * len(places)
     for rows, alone, before in samples:
-        at = _nearest(curve.rows, rows)
+        at = _nearest(places, rows)
         took[at] += alone
         said[at] += before
         count[at] += 1
@@ -68,8 +104,12 @@ def corrected(
         common + weight(count[index]) * (log - common)
         for index, log in zip(known, own, strict=True)
     ]
-    places = np.log(curve.rows)
-    ratios = np.exp(np.interp(places, places[known], logs)).tolist()
+    at_rows = np.log(places)
+    return np.exp(np.interp(at_rows, at_rows[known], logs)).tolist(), count
+
+
+def _moved(curve: Curve, ratios: Sequence[float], count: Sequence[int]) -> Curve:
+    """Durations by their ratios, and where they would then decrease the mean of neighbours."""
     moved = [duration * ratio for duration, ratio in zip(curve.duration_ns, ratios, strict=True)]
     smooth = isotonic(moved, [max(number, 1) for number in count])
     return replace(

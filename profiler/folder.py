@@ -8,6 +8,7 @@ import random
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from statistics import median_low
 
 from executor.allocator import tune_process
 from executor.backends import make_backend
@@ -19,6 +20,7 @@ from planner.files import exists, read_regular
 from profiler.bench import Tokens
 from profiler.effort import Effort
 from profiler.measure import Measurement
+from profiler.observing import observe
 from profiler.others import moment, taken, taken_words
 from profiler.prompts import bundled_prompts
 from profiler.record import Recording, longest_prompt, record_routing
@@ -38,7 +40,7 @@ __all__ = ["profile_checkpoint", "record_checkpoint"]
 _PROMPTS = 64
 _SYNTHETIC_LENGTHS = (16, 160)
 _NEW_TOKENS = 16
-_FEW_PROMPTS, _FEW_LENGTH, _FEW_TOKENS = 24, 32, 4
+_FEW_PROMPTS, _FEW_LENGTH = 64, 32
 
 
 def profile_checkpoint(
@@ -140,25 +142,29 @@ def profile_checkpoint(
         def record() -> None:
             recorded.append(run(ids, new_tokens=new_tokens, ahead=True, threads=measurement.use))
             tokens.add_decoded(recorded[0].decoded)
-            measurement.runs += recorded[0].observed
 
-        def again() -> None:
-            # the first passes once more: between them lies all the measuring, so that a machine
-            # that grows faster or slower weighs as much in them as in what they are held against;
-            # their beginnings, which are about as long as each other and as benches measured
-            few = min(_FEW_TOKENS, new_tokens)
-            short = [prompt[:_FEW_LENGTH] for prompt in ids[:_FEW_PROMPTS]]
-            one = run(short, new_tokens=few, most_groups=1, threads=measurement.use)
-            measurement.runs += one.observed
+        # their beginnings, about as long as benches measured, and all equally
+        length = min(median_low(map(len, ids)), _FEW_LENGTH)
+        short = [prompt[:length] for prompt in ids if len(prompt) >= length][:_FEW_PROMPTS]
+
+        def observing() -> None:
+            measurement.runs += observe(
+                source, short, memory_bytes, backend=backend, threads=measurement.use
+            )
 
         # each pass reads most of the weights, at about 1.5 GB/s
         each = model.total_bytes * 2 // 3
+        # runs lie between the measuring: a machine that grows faster or slower, for half a minute
+        # or for good, weighs as much in them as in what they are held against
+        looking = Task("short runs", 6 * each + 1_000_000_000, observing)
+        half = -(-len(measuring) // 2)
         tasks = [
             Task("threads", 20 * measurement.effort.cell_ns, measurement.choose_threads),
             Task("routing of prompts", new_tokens * each + 2_000_000_000, record),
-            *measuring,
-            Task("a short run", _FEW_TOKENS * each + 1_000_000_000, again),
+            looking,
         ]
+        for first in range(0, len(measuring), half):
+            tasks += [*measuring[first : first + half], looking]
         before = moment()
         run_tasks(tasks, progress)
         busy = taken_words(taken(before, moment()))
@@ -221,7 +227,6 @@ def record_checkpoint(
                     most_seconds=math.inf,
                     ahead=True,
                     backend=backend,
-                    observe=False,
                 )
             )
 

@@ -1,10 +1,10 @@
 """Costs as runs have them: what benches say, moved to what real runs beside the measuring did.
 
 A bench makes the same passes over again, with weights that stay. In a run units were just copied,
-routing is uneven, and its moments are others. Prompts whose routing was recorded are run once more,
-and asked: each kind's curve moves by the ratio of what its operations took, freed of the copies
-beside them as the planner charges those, to what the curve says of them (``profiler.correct``).
-Sizes that were not measured say nothing: their ratio would be that of a guess.
+routing is uneven, and its moments are others. So short runs lie between the measuring
+(``profiler.observing``) and are asked: each kind's curve moves by the ratio of what its operations
+took, freed of the copies beside them as the planner charges those, to what the curve says of them
+(``profiler.correct``). Sizes that were not measured say nothing: their ratio would be that of a guess.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from planner.documents import CostProfile, Curve, Event, FormName, Surface
 from planner.interval import covers
-from profiler.correct import corrected, scaled_surface, weight
+from profiler.correct import corrected, corrected_surface
 from profiler.observed import (
     Observed,
     SurfaceName,
@@ -56,20 +56,16 @@ def as_runs_do(costs: CostProfile, runs: Iterable[Observed]) -> CostProfile:
         Of the same model on the same machine, no read of them paced.
     """
     curves: defaultdict[str, list[tuple[int, float, float]]] = defaultdict(list)
-    surfaces: defaultdict[SurfaceName, list[tuple[float, float]]] = defaultdict(list)
+    surfaces: defaultdict[SurfaceName, list[tuple[int, float, float]]] = defaultdict(list)
     for run in runs:
         for event, took, said in _compared(costs, run):
             named = surface_of(run, event)
             if named is not None:
-                surfaces[named[0]].append((took, said))
+                surfaces[named[0]].append((named[1], took, said))
             else:
                 curves[event.kind].append((event.rows, took, said))
     moved: dict[str, Any] = {
-        name: scaled_surface(
-            getattr(costs, name),
-            (sum(took for took, _ in own) / sum(said for _, said in own)) ** weight(len(own)),
-        )
-        for name, own in surfaces.items()
+        name: corrected_surface(getattr(costs, name), own) for name, own in surfaces.items()
     }
     known = {
         kind: corrected(curve, curves[kind]) if curves[kind] else curve

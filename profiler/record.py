@@ -19,7 +19,6 @@ from planner.documents import LayerPolicy, ModelSpec, Policy, ThreadUse, Workloa
 from planner.groups import CHUNK_BYTES
 from planner.memory import account_device, default_head_tiling, smallest_budget
 from planner.routing import TraceArrays
-from profiler.observed import Observed
 from solvers.errors import BudgetError, OptionError
 
 __all__ = ["Recording", "longest_prompt", "record_routing", "recording_policy"]
@@ -30,23 +29,17 @@ _SLOTS = 6
 
 _LEAST_DECODE = 4
 """Decode passes that are made in any case."""
-_OBSERVED_DECODE = 8
-"""Decode passes of a run that is observed, at most."""
-_OBSERVED_SECONDS = 4.0
-"""After so long no further run is observed, and none goes on beyond a few passes."""
 
 
 @dataclass(frozen=True, eq=False)
 class Recording:
     """What a recorded run leaves.
 
-    ``decoded`` are the generated tokens in the order in which decode passes embedded them;
-    ``observed`` is what passes of runs that recorded nothing did, operation by operation.
+    ``decoded`` are the generated tokens in the order in which decode passes embedded them.
     """
 
     arrays: TraceArrays
     decoded: tuple[int, ...]
-    observed: tuple[Observed, ...]
 
 
 class _EnoughError(Exception):
@@ -135,11 +128,9 @@ def record_routing(
     *,
     new_tokens: int = _NEW_TOKENS,
     most_seconds: float = 20.0,
-    most_groups: int | None = None,
     ahead: bool = False,
     backend: Backend | None = None,
     threads: ThreadUse | None = None,
-    observe: bool = True,
 ) -> Recording:
     """Run ``prompts`` and keep which experts each token chose, and the tokens generated.
 
@@ -155,8 +146,6 @@ def record_routing(
         Tokens generated for each.
     most_seconds
         No further pass is begun after this, once there is prefill and a few passes of decode.
-    most_groups
-        Prompts are run in groups; no more than so many.
     ahead
         Keep, too, what each router says one MoE layer ahead, if all dense parts fit; with an
         encoder nobody is asked.
@@ -164,8 +153,6 @@ def record_routing(
         Kind of device; the CPU if not given.
     threads
         How many of a CPU compute what.
-    observe
-        Run some of it once more, to see what operations take.
 
     Raises
     ------
@@ -201,20 +188,17 @@ def record_routing(
     begun = time.monotonic()
     parts: list[TraceArrays] = []
     tokens: list[int] = []
-    groups: list[list[list[int]]] = []
-    for number, start in enumerate(range(0, len(prompts), workload.requests)):
-        if parts and (number == most_groups or time.monotonic() - begun > most_seconds):
+    for start in range(0, len(prompts), workload.requests):
+        if parts and time.monotonic() - begun > most_seconds:
             break
         group = [list(tokens) for tokens in prompts[start : start + workload.requests]]
         run = Generation(device, group, new_tokens, frozenset(), ahead=ahead)
 
         _run(run, len(group), begun + most_seconds)
-        groups.append(group)
         parts.append(run.routing.arrays())
         # step by step, as decode passes embed them
         tokens += [token for step in zip(*run.results, strict=True) for token in step]
-    observed = _observed(device, groups, new_tokens) if observe else []
-    return Recording(_joined(parts, workload.requests), tuple(tokens), tuple(observed))
+    return Recording(_joined(parts, workload.requests), tuple(tokens))
 
 
 def _run(run: Generation, sequences: int, deadline: float) -> None:
@@ -227,36 +211,6 @@ def _run(run: Generation, sequences: int, deadline: float) -> None:
 
     with suppress(_EnoughError):
         run.run(enough)
-
-
-def _observed(device: Device, groups: list[list[list[int]]], new_tokens: int) -> list[Observed]:
-    """The same prompts again, run as plans run them, for what their operations take.
-
-    The runs that record do not tell: they ask routers a layer ahead, and are the first to meet many
-    shapes of products, which libraries then set up. Both would count with operations beside them.
-    """
-    begun = time.monotonic()
-    found: list[Observed] = []
-    for group in groups:
-        if found and time.monotonic() - begun > _OBSERVED_SECONDS:
-            break
-        lengths = {len(prompt) for prompt in group}
-        made = min(new_tokens, _OBSERVED_DECODE + 1)
-        run = Generation(device, group, made, frozenset(), kept_passes=made)
-
-        _run(run, len(group), begun + _OBSERVED_SECONDS)
-        found.append(
-            Observed(
-                tuple(run.recorder.timeline().events()),
-                made,
-                max(lengths),
-                device.policy.head_tiles,
-                uniform=len(lengths) == 1,
-                encoder=device.source.model.encoder_depth,
-                lengths=len(lengths),
-            )
-        )
-    return found
 
 
 def _joined(parts: Sequence[TraceArrays], group: int) -> TraceArrays:

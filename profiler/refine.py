@@ -28,7 +28,7 @@ from planner.documents import (
 from planner.interval import TILED
 from planner.memory import Forms
 from planner.profiles import Profile
-from profiler.correct import corrected, scaled_surface, weight
+from profiler.correct import corrected, corrected_surface
 from profiler.curves import figure
 from profiler.host import refit_host
 from profiler.observed import (
@@ -284,11 +284,16 @@ def _rewritten(costs: CostProfile, run: Observed, seen: Sequence[Seen]) -> KvWri
 def _rescaled(
     costs: CostProfile, run: Observed, seen: Sequence[Seen], name: SurfaceName
 ) -> Surface | None:
-    """All of a surface by one ratio, since a run has but one batch size."""
+    """Each row count of a surface by what the run did of it."""
     surface: Surface | None = getattr(costs, name)
     own = [one for one in seen if (surface_of(run, one.event) or ("",))[0] == name]
     if surface is None or not own:
         return surface
-    said = sum(alone_ns(costs, run, one.event) or 0 for one in own)
-    ratio = (sum(one.alone_ns for one in own) / said) ** weight(len(own))
-    return scaled_surface(surface, ratio)
+    return corrected_surface(
+        surface,
+        [
+            (named[1], one.alone_ns, float(alone_ns(costs, run, one.event) or 0))
+            for one in own
+            if (named := surface_of(run, one.event)) is not None
+        ],
+    )

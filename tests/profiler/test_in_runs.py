@@ -8,7 +8,6 @@ import pytest
 
 from planner.documents import CostProfile, Curve, Event, Figure, Surface
 from profiler.contention import overlap
-from profiler.correct import weight
 from profiler.in_runs import as_runs_do
 from profiler.observed import Observed
 
@@ -83,11 +82,29 @@ def test_attention_moves_where_it_was_measured(costs: CostProfile) -> None:
     # 2 sequences of 12 + 1 positions: between 8 and 16, where 2 rows say 20 and 40 ns
     events = tuple(event("attention", 1, turn * 65, (turn + 1) * 65, 2) for turn in range(3))
     found = as_runs_do(costs, [Observed(events, 2, 12, 5)])
-    ratio = (65 / 33) ** weight(3)
+    # three events are believed by half: so far goes the kind, and their size half of the rest
+    ratio = (65 / 33) ** (1 / 2 + 1 / 2 * 1 / 2)
     assert found.attention_decode(2000, 8) == pytest.approx(20_000 * ratio, rel=0.01)
     # 5 sequences of 20 positions: at 32 no more than 3 were measured, so nothing is said
     events = tuple(event("attention", 1, turn * 65, (turn + 1) * 65, 5) for turn in range(3))
     assert as_runs_do(costs, [Observed(events, 2, 19, 5)]) == costs
+
+
+def test_attention_of_few_sequences_moves_by_itself(costs: CostProfile) -> None:
+    """What many sequences take in a run says little of one: each number has its own ratio."""
+    surface = Surface(
+        (8, 16), tuple(Curve((1, 64), (50, each), (0, 0), (1, 1), "measured") for each in (60, 80))
+    )
+    costs = replace(costs, attention_decode=surface)
+    # at 13 tokens 1 sequence says 50, 64 say 72.5 (rounded up); one took as long as that, 64 twice
+    events = [event("attention", 1, turn * 50, (turn + 1) * 50, 1) for turn in range(97)]
+    events += [event("attention", 1, turn * 146, (turn + 1) * 146, 64) for turn in range(100, 197)]
+    found = as_runs_do(costs, [Observed(tuple(events), 2, 12, 5)]).attention_decode
+    # 97 of 100 parts are their own; the kind's common ratio, the root of two, is the rest
+    rest = 2 ** (1 / 2 * 194 / 197 * 3 / 100)
+    assert found(1, 8) == pytest.approx(50 * rest, abs=1)
+    assert found(64, 8) == pytest.approx(60 * rest * 2 ** (97 / 100), abs=1)
+    assert found(64, 16) == pytest.approx(80 * rest * 2 ** (97 / 100), abs=1)
 
 
 def test_a_pause_counts_as_four_times_the_curve(costs: CostProfile) -> None:

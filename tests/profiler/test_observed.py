@@ -10,9 +10,9 @@ import pytest
 
 from executor import open_weights
 from planner.documents import CostProfile, Curve, Event, Figure, Surface
-from profiler import record
+from profiler import observing
 from profiler.observed import Observed, alone_ns, between_passes_ns
-from profiler.record import record_routing
+from profiler.observing import observe
 
 
 def line(each: int) -> Curve:
@@ -89,44 +89,34 @@ def test_what_is_observed_recorded_nothing(
     checkpoint: Callable[[str], Path], prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Routers that are asked a layer ahead, and shapes that are met first, count in no cost."""
-    made: list[tuple[int, bool]] = []
-    real = record.Generation
+    made: list[tuple[int, int, bool]] = []
+    real = observing.Generation
 
     def noted(device: Any, group: Any, limit: int, *rest: Any, **options: Any) -> Any:
-        made.append((limit, options.get("ahead", False)))
+        made.append((len(group), limit, options.get("ahead", False)))
         return real(device, group, limit, *rest, **options)
 
-    monkeypatch.setattr(record, "Generation", noted)
+    monkeypatch.setattr(observing, "Generation", noted)
+    length = min(map(len, prompts))
+    several = [prompt[:length] for prompt in (prompts * 12)[:12]]
     with open_weights(checkpoint("mixtral")) as source:
-        (found,) = record_routing(source, prompts, 64 << 20, new_tokens=12, ahead=True).observed
-        # all of it, then a pass of prompts and eight of decode
-        assert made == [(12, True), (9, False)]
-        assert {one.pass_index for one in found.events} == set(range(9))
-        assert found.passes == 9
+        found = observe(source, several, 64 << 20)
+        # prefill and three passes of decode of all, of eight, of one
+        assert made == [(12, 4, False), (8, 4, False), (1, 4, False)]
+        for run, size in zip(found, (12, 8, 1), strict=True):
+            assert {one.pass_index for one in run.events} == set(range(4))
+            assert (run.passes, run.prompt_tokens, run.uniform) == (4, length, True)
+            assert {one.rows for one in run.events if one.kind == "head"} == {size}
+            assert {run.phase(one) for one in run.events} == {"prefill", "decode"}
+            assert {"expert", "head", "router"} <= {one.kind for one in run.events}
+        # of fewer prompts than eight: those, then one
         made.clear()
-        nothing = record_routing(source, prompts, 64 << 20, new_tokens=12, observe=False)
-    assert made == [(12, False)]
-    assert nothing.observed == ()
+        assert len(observe(source, several[:3], 64 << 20)) == 2
+        assert made == [(3, 4, False), (1, 4, False)]
 
 
-def test_recording_routing_keeps_what_its_first_passes_did(
+def test_where_not_one_sequence_fits_nothing_is_observed(
     checkpoint: Callable[[str], Path], prompts: list[list[int]]
 ) -> None:
     with open_weights(checkpoint("mixtral")) as source:
-        (found,) = record_routing(source, prompts, 64 << 20, new_tokens=3).observed
-    assert found.passes == 3
-    assert found.prompt_tokens == max(map(len, prompts))
-    assert {found.phase(one) for one in found.events} == {"prefill", "decode"}
-    assert {"expert", "head", "router"} <= {one.kind for one in found.events}
-
-
-def test_no_pass_is_begun_when_time_is_up(
-    checkpoint: Callable[[str], Path], prompts: list[list[int]]
-) -> None:
-    """But prefill and a few passes of decode are made."""
-    with open_weights(checkpoint("mixtral")) as source:
-        found = record_routing(source, prompts, 64 << 20, new_tokens=16, most_seconds=0.0)
-    tokens = len(prompts)
-    # five new tokens of each are made, of which the last is not fed
-    assert len(found.decoded) == 5 * tokens
-    assert int((found.arrays.phase == 1).sum()) == 4 * tokens
+        assert observe(source, prompts[:1], 1000) == []

@@ -273,7 +273,9 @@ def test_costs_and_link_follow_a_run() -> None:
     for kind in ("embed", "router", "combine", "head", "sample"):
         assert new.curves[kind].duration_ns == (100, 200_000)
     # prefill: two sequences of two tokens take 20 ns and took 80, once; decode was right
-    assert new.attention_prefill.curves[0].duration_ns[1] == round(20_000 * 4 ** (1 / 4))
+    assert new.attention_prefill.curves[0].duration_ns[1] == round(
+        20_000 * 4 ** (1 / 4 + 1 / 4 * 3 / 4)
+    )
     assert new.attention_decode == old.costs.attention_decode
     # the copy took 1980 ns instead of 1800
     link = found.hardware.channels[0]
