@@ -4,7 +4,8 @@ A bench makes the same passes over again, with weights that stay. In a run units
 routing is uneven, and its moments are others. So short runs lie between the measuring
 (``profiler.observing``) and are asked: each kind's curve moves by the ratio of what its operations
 took, freed of the copies beside them as the planner charges those, to what the curve says of them
-(``profiler.correct``). Sizes that were not measured say nothing: their ratio would be that of a guess.
+(``profiler.correct``). Sizes that were not measured say nothing: their ratio would be that of a
+guess.
 """
 
 from __future__ import annotations
