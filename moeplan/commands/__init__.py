@@ -7,7 +7,9 @@ and summaries that they share, ``inputs`` what they read.
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -60,24 +62,34 @@ def root(
     """Plan and run Mixture-of-Experts language models that do not fit in fast memory."""
 
 
-app.command("synth")(make.synth)
-app.command("pack")(make.pack)
-app.command("profile")(measure.profile)
-app.command("plan")(make.plan)
-app.command("check")(use.check)
-app.command("run")(use.run)
-app.command("verify")(use.verify)
-app.command("compare")(versus.compare)
-app.command("sweep")(sweep.sweep)
-app.command("explain")(explain.explain)
-app.command("export")(export.export)
-app.command("place")(place.place)
-app.command("predictors")(predictors.predictors)
-app.command("offload")(offload.offload)
-app.command("parallel")(parallel.parallel)
-app.command("simulate")(simulate.simulate)
-app.command("show")(look.show)
-app.command("catalog")(catalog.catalog)
-app.command("serve")(serve.serve)
+def _flowing(function: Callable[..., Any]) -> str:
+    """Its docstring with each paragraph on one line: what is shown has a width of its own."""
+    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def _add(name: str, function: Callable[..., Any]) -> None:
+    app.command(name, help=_flowing(function))(function)
+
+
+_add("synth", make.synth)
+_add("pack", make.pack)
+_add("profile", measure.profile)
+_add("plan", make.plan)
+_add("check", use.check)
+_add("run", use.run)
+_add("verify", use.verify)
+_add("compare", versus.compare)
+_add("sweep", sweep.sweep)
+_add("explain", explain.explain)
+_add("export", export.export)
+_add("place", place.place)
+_add("predictors", predictors.predictors)
+_add("offload", offload.offload)
+_add("parallel", parallel.parallel)
+_add("simulate", simulate.simulate)
+_add("show", look.show)
+_add("catalog", catalog.catalog)
+_add("serve", serve.serve)
 app.add_typer(token.app, name="token")
-app.command("schema")(look.schema)
+_add("schema", look.schema)

@@ -60,6 +60,7 @@ from moeplan.options import (
 from moeplan.output import SearchSteps, human_bytes
 from moeplan.words import counted
 from planner.documents import QuantizedExperts, write_document
+from planner.files import is_file
 from planner.objectives import OBJECTIVES
 from planner.quantized import LEAST_GROUP
 from solvers.errors import OptionError
@@ -259,7 +260,9 @@ def plan(
     allow_error: AllowError = None,
     seed: Seed = 0,
     server: Server = None,
-    out: Annotated[Path, typer.Option("--out", help="File for the plan.")] = Path("plan.json"),
+    out: Annotated[
+        Path, typer.Option("--out", help="File for the plan; an older plan there is replaced.")
+    ] = Path("plan.json"),
     as_json: Json = False,
 ) -> None:
     """Choose what stays in memory, what is copied ahead, and how many sequences share a copy.
@@ -329,9 +332,10 @@ def plan(
     if faults:
         # the plan's maker and the checker disagree: a bug, which must not leave as a plan
         raise RuntimeError(f"the checker refuses the new plan: {faults}")
+    older = is_file(out) and out.stat().st_size > 0
     write_document(made, out)
     say_plan(reporter, made, loaded.model)
     account = made.memory["device"]
     reporter.show(memory_bars(account.by_purpose, account.capacity_bytes))
-    reporter.show(Text(f"\nThe plan is in {out}"))
+    reporter.show(Text(f"\nThe plan is in {out}{', in place of an older one' if older else ''}"))
     reporter.result({**plan_summary(made), "plan": str(out)})

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from moeplan import cli
 from moeplan.options import check_new_folder, check_output, read_prompts
 from planner.documents import (
+    Plan,
     Policy,
     ProfileIndex,
     Workload,
@@ -487,3 +488,23 @@ def test_what_nobody_foresaw_of_a_file_is_one_line(
     monkeypatch.setattr("moeplan.commands.look._is_routing", fails)
     assert cli.main(["show", "p"]) == 2
     assert capsys.readouterr().err == "moeplan: locked/plan.json: Permission denied\n"
+
+
+def test_plan_says_where_it_wrote_and_that_an_older_plan_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    argv = ["plan", "--model", CHECKPOINT, "--hardware", "t4", "--routing", "uniform"]
+    argv += ["--memory", "12MiB", "--solver", "lru", "--requests", "4", "--prompt-tokens", "16"]
+    said = []
+    for tokens in ("4", "5"):
+        assert cli.main([*argv, "--new-tokens", tokens]) == 0
+        said.append(capsys.readouterr().out.rstrip("\n").splitlines()[-1])
+    assert said == [
+        "The plan is in plan.json",
+        "The plan is in plan.json, in place of an older one",
+    ]
+    assert load_document(Plan, tmp_path / "plan.json").workload.new_tokens == 5
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.main(["plan", "--help"]) == 0
+    assert "an older plan there is replaced" in capsys.readouterr().out
