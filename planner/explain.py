@@ -65,7 +65,8 @@ class Price:
     base
         The best objective without it: the plan's, or that of as long a new search.
     replanned, n_batches, batch_size
-        The objective of a new plan with it, and its n and b.
+        The objective of a new plan with it, and its n and b; with faster copies this plan's as
+        it is, where a search in the same time finds nothing better.
     slope
         The relaxation's shadow price: objective saved for each byte; None for bandwidth, which is
         no row of the program.
@@ -300,7 +301,12 @@ def _bandwidth_price(
     again = _replan(plan, faster, plan.memory["device"].capacity_bytes, seconds)
     link = candidate.encoding.link
     rate = link.paced_bytes_per_second or link.bandwidth_bytes_per_second.value
-    return _price(rate * MORE, *_bounds(candidate, relaxed, more), base, again, None)
+    price = _price(rate * MORE, *_bounds(candidate, relaxed, more), base, again, None)
+    own = quicker.promised("judge", schedule_of(plan.policy))
+    if price.replanned <= own:
+        return price
+    n, b = plan.policy.n_batches, plan.policy.batch_size
+    return dataclasses.replace(price, replanned=own, n_batches=n, batch_size=b)
 
 
 def _bounds(candidate: Candidate, relaxed: Relaxed, more: Relaxed) -> tuple[float, float]:
