@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from rich.bar import Bar
 from rich.table import Table
 from rich.text import Text
 
@@ -15,15 +16,19 @@ __all__ = ["expert_map", "memory_bars"]
 
 
 def memory_bars(by_purpose: Mapping[str, int], capacity_bytes: int, width: int = 40) -> Table:
-    """Bars of the memory that each purpose takes, largest first, against the budget."""
+    """Bars of the memory that each purpose takes, largest first, against the budget; of ``width``
+    columns at most, of fewer where a line has no more."""
     table = Table.grid(padding=(0, 2))
+    for most in (None, None, width):
+        table.add_column(max_width=most)
     peak = sum(by_purpose.values())
     largest = max([*by_purpose.values(), 1])
     rows = sorted(by_purpose.items(), key=lambda item: -item[1])
     for purpose, size in rows:
         if size:
-            bar = "█" * max(round(width * size / largest), 0) or "▏"
-            table.add_row(PURPOSE_WORDS.get(purpose, purpose), human_bytes(size), Text(bar, "cyan"))
+            # what is next to nothing has the thinnest line, an eighth of a sign
+            bar = Bar(largest, 0, max(size, largest / (4 * width)), color="cyan")
+            table.add_row(PURPOSE_WORDS.get(purpose, purpose), human_bytes(size), bar)
     table.add_row(
         Text("together", "bold"),
         Text(human_bytes(peak), "bold"),

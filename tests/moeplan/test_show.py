@@ -229,6 +229,18 @@ def test_memory_bars_are_in_proportion() -> None:
     assert not any("logits" in line for line in lines)
 
 
+def test_memory_bars_stay_in_proportion_where_lines_are_short() -> None:
+    account = {"slots": 4096, "kv": 2048, "logits": 1}
+    console = Console(file=io.StringIO(), width=50, color_system=None)
+    console.print(memory_bars(account, 10_240, width=40))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    largest, half, least, _ = lines
+    assert largest.count("█") == 2 * half.count("█") > 8
+    assert least.rstrip().endswith("▏")
+    assert "…" not in "".join(lines)
+
+
+
 class _Page(HTMLParser):
     """Collects what a page would load, and its scripts."""
 
