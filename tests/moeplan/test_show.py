@@ -240,7 +240,6 @@ def test_memory_bars_stay_in_proportion_where_lines_are_short() -> None:
     assert "…" not in "".join(lines)
 
 
-
 class _Page(HTMLParser):
     """Collects what a page would load, and its scripts."""
 
