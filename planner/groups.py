@@ -206,8 +206,8 @@ class Candidate:
     def bound(self, schedule: Schedule) -> Bound | None:
         """No policy with this n and b, fixed residents and no eviction caching is faster on the
         judging sequences, with a host that takes any experts in any pass, where there is one. For a
-        ``schedule`` that caches what a clairvoyant cache would need, or all computation, split
-        between device and host. None where neither speaks of the objective."""
+        ``schedule`` that caches what a clairvoyant cache would need beside such a host, or all
+        computation, split between both. None where neither speaks of the objective."""
         if self.objective.measure == "memory":
             encoding = self.encoding
             return Bound(smallest_budget_bytes(encoding.profile, encoding.workload), "plan")

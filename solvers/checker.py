@@ -12,6 +12,7 @@ from solvers.errors import OptionError
 from solvers.outcome import Bound, Schedule, StageChoice
 from solvers.problem import Problem, Stage
 from solvers.proof import covers_all_slots, proven_ns
+from solvers.proof_cache import proven_cached
 
 __all__ = ["Violation", "check_bound", "check_proofs", "check_schedule", "used_bytes"]
 
@@ -132,6 +133,9 @@ def check_bound(objective_ns: int, bound: Bound | None) -> Iterator[Violation]:
 
 def check_proofs(problem: Problem, bound: Bound) -> Iterator[Violation]:
     """A bound is what the multipliers that came with it prove, for every number of slots."""
+    if bound.policies == "cache":
+        yield from _check_cached(problem, bound)
+        return
     if not covers_all_slots(problem, bound.proofs):
         yield Violation("proof_cover", "bound", "some number of slots has no proof")
     for index, proof in enumerate(bound.proofs):
@@ -144,3 +148,17 @@ def check_proofs(problem: Problem, bound: Bound) -> Iterator[Violation]:
         if value is None or value < bound.value_ns:
             message = f"its multipliers prove {value} ns, not {bound.value_ns} ns"
             yield Violation("proof_value", where, message)
+
+
+def _check_cached(problem: Problem, bound: Bound) -> Iterator[Violation]:
+    if bound.cached is None:
+        yield Violation("proof_cover", "bound", "what caches can do has no proof")
+        return
+    try:
+        value = proven_cached(problem, bound.cached)
+    except OptionError as error:
+        yield Violation("proof_form", "proof", str(error))
+        return
+    if value < bound.value_ns:
+        message = f"its multipliers prove {value}, not {bound.value_ns}"
+        yield Violation("proof_value", "proof", message)

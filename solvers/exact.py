@@ -6,9 +6,9 @@ import time
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
+from solvers.belady import cached_bound
 from solvers.caching import tune_caches
 from solvers.chunk_search import move_exactly
-from solvers.host import physical_bound
 from solvers.host_search import tune_host
 from solvers.layout import infeasible
 from solvers.local import move_residents
@@ -95,7 +95,7 @@ class ExactSolver(ABC):
             raise KeyboardInterrupt
         if bound is not None and search.best.eviction != "none":
             # what was proven is for schedules without caches
-            bound = physical_bound(problem)
+            bound = cached_bound(problem, search.best)
         return Outcome(stop, search.best, bound)
 
     @abstractmethod

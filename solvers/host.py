@@ -13,9 +13,9 @@ from fractions import Fraction
 import numpy as np
 
 from solvers.outcome import Bound, HostShare
-from solvers.problem import Problem
+from solvers.problem import Int64, Problem
 
-__all__ = ["host_share_of", "host_takes", "physical_bound"]
+__all__ = ["device_ns", "host_share_of", "host_takes", "physical_bound"]
 
 
 def host_takes(rows: Sequence[int], share: HostShare) -> int:
@@ -57,7 +57,15 @@ def host_share_of(problem: Problem) -> HostShare | None:
 
 
 def physical_bound(problem: Problem) -> Bound:
-    """All computation, as if nothing were ever waited for; of a problem with a host the demanded
+    """All computation (``device_ns``), as if nothing were ever waited for. Of a correction
+    (``Problem.correction_ns``) as much counts as could be saved at most."""
+    scenarios = problem.scenarios
+    value = int((device_ns(problem).sum(axis=1) * scenarios.weight).sum())
+    return Bound(value + problem.most_corrected_ns, "physical")
+
+
+def device_ns(problem: Problem) -> Int64:
+    """[passes, stages]: the least that computation takes; of a problem with a host the demanded
     items are split between both, in fractions, as suits each stage best.
 
     Notes
@@ -65,8 +73,7 @@ def physical_bound(problem: Problem) -> Bound:
     With L for the rest of a stage, x for an item's work on the device, h on the host and a share z
     of it done there, a stage takes L + max(sum of x (1 - z), sum of h z) or more. The least of that
     moves the items with the largest x / h to the host first, until both take as long. Sequential
-    stages are the device's alone. Rounded down to whole ns for each stage. Of a correction
-    (``Problem.correction_ns``) as much counts as could be saved at most.
+    stages are the device's alone. Rounded down to whole ns for each stage.
     """
     scenarios = problem.scenarios
     each = scenarios.compute_ns
@@ -79,8 +86,7 @@ def physical_bound(problem: Problem) -> Bound:
                 asked = scenarios.demand[index, stage] > 0
                 pairs = list(zip(works[asked].tolist(), hosts[asked].tolist(), strict=True))
                 each[index, stage] -= _most_spared(pairs)
-    value = int((each.sum(axis=1) * scenarios.weight).sum()) + problem.most_corrected_ns
-    return Bound(value, "physical")
+    return each
 
 
 def _most_spared(pairs: list[tuple[int, int]]) -> int:

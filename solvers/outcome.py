@@ -13,9 +13,11 @@ import numpy.typing as npt
 __all__ = [
     "Bound",
     "BoundClass",
+    "CacheProof",
     "Eviction",
     "HostProof",
     "HostShare",
+    "LiveEviction",
     "Outcome",
     "PlanProof",
     "Proof",
@@ -24,7 +26,11 @@ __all__ = [
     "Stop",
 ]
 
-Eviction = Literal["none", "lru", "lifo", "fifo", "frequency", "stale", "plan", "belady"]
+LiveEviction = Literal["none", "lru", "lifo", "fifo", "frequency", "stale", "plan"]
+"""Rules that look at nothing but what has been (``Schedule.eviction``). Documents and the executor
+take their names from here."""
+Eviction = Literal[LiveEviction, "belady"]
+"""And the one that knows what is to come."""
 
 
 class Stop(Enum):
@@ -102,6 +108,7 @@ class Schedule:
 
 
 BoundClass = Literal["plan", "clairvoyant", "physical", "cache"]
+"""Whom a bound is for (``Bound``); documents take the names from here."""
 
 
 Integers = npt.NDArray[np.object_]
@@ -178,6 +185,33 @@ class Proof:
     back: Integers | None = None
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class CacheProof:
+    """Multipliers of the inequalities in ``solvers.proof_cache``.
+
+    Python integers, all in units of 1 / ``scale``, none negative.
+
+    Attributes
+    ----------
+    scale
+        Of all multipliers.
+    ahead
+        Whether it holds where copies ahead that were not demanded stay in a cache.
+    channel
+        [passes]: of what the channel copies.
+    device
+        [passes, stages]: of what the device computes; all that is left where there is no host.
+    memory
+        [passes, stages]: of the capacity when a stage begins.
+    """
+
+    scale: int
+    ahead: bool
+    channel: Integers
+    device: Integers
+    memory: Integers
+
+
 @dataclass(frozen=True, slots=True)
 class Bound:
     """No policy of the class takes less than ``value_ns`` (weighted sum over all passes).
@@ -185,13 +219,17 @@ class Bound:
     ``clairvoyant`` here: any fixed residents and any number of slots that fit, without eviction
     caching; prefetches know the demand and copies may be ordered in any way. ``plan``: likewise,
     but what is copied ahead, and in which order, is the same in all passes, as in a ``Schedule``
-    without eviction. Where a host works on items, either lets it take any of them in any pass.
-    ``proofs`` cover all numbers of slots; without any, the bound is plain arithmetic.
+    without eviction. ``cache``: with any cache that knows the demand, and whatever is copied ahead;
+    items that are copied ahead and stay in a cache unused are left out where ``cached.ahead`` is
+    false. ``physical``: all. Where a host works on items, each lets it take any of them in any
+    pass. ``proofs`` cover all numbers of slots, ``cached`` proves the class ``cache``; without
+    either, the bound is plain arithmetic.
     """
 
     value_ns: int
     policies: BoundClass
     proofs: tuple[Proof, ...] = field(default=(), compare=False)
+    cached: CacheProof | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from executor.source import WeightSource
 from executor.units import Unit
 from planner.documents import LayerPolicy, MemoryAccount, ModelSpec, Policy, Workload
 from planner.memory import account_device, default_head_tiling, held_expert_bytes
+from solvers.outcome import LiveEviction
 
 __all__ = ["Rank", "RankOptions", "rank_policy"]
 
@@ -57,7 +58,7 @@ class RankOptions:
     """
 
     slots: int
-    eviction: Literal["none", "lru", "lifo", "fifo", "frequency", "stale", "plan"]
+    eviction: LiveEviction
     batch_size: int
     requests: int
     prompt_tokens: int

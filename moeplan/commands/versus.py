@@ -40,7 +40,7 @@ from moeplan.options import check_outputs, parse_size, split_names
 from moeplan.output import human_bytes, human_number, human_time
 from moeplan.plots import Chart, TableOf, build_plots, require_plotly
 from moeplan.words import CREDIT_WORDS, objective_words, work_words
-from planner.documents import write_atomic
+from planner.documents import Plan, write_atomic
 from planner.objectives import ALL_OBJECTIVES, OBJECTIVES
 from planner.profiles import load_profile
 from solvers.errors import OptionError
@@ -332,8 +332,8 @@ def over_bound(row: ComparisonRow, best: ComparisonRow) -> float | None:
     """Distance from the best row's bound, as a share of the row's value; both without credit.
 
     None where that bound says nothing about the row's plan: it is for one n and b and one choice of
-    experts' forms, and but for a ``physical`` one for plans that do not cache; one of a cache also
-    for those that do and copy nothing ahead by lists.
+    experts' forms, and but for a ``physical`` one or one of a cache for plans that do not cache.
+    That of a cache with nothing in it that was copied ahead is not for plans with such a cache.
     """
     if best.bound is None or row.objective_value <= 0:
         return None
@@ -342,10 +342,17 @@ def over_bound(row: ComparisonRow, best: ComparisonRow) -> float | None:
     if row.plan.policy.expert_forms != best.plan.policy.expert_forms:
         return None
     if row.plan.policy.eviction != "none" and best.plan.bound_class != "physical":
-        listed = any(layer.prefetch for layer in row.plan.policy.layers)
-        if listed or best.plan.bound_class != "cache":
+        if best.plan.bound_class != "cache":
+            return None
+        if _keeps_ahead(row.plan) and not _keeps_ahead(best.plan):
             return None
     return (row.objective_value - best.bound) / row.objective_value
+
+
+def _keeps_ahead(plan: Plan) -> bool:
+    """Whether what was copied ahead and not chosen may stay in a cache."""
+    ahead = any(one.prefetch or one.predictor != "plan" for one in plan.policy.layers)
+    return plan.policy.eviction != "none" and ahead
 
 
 def _percent(share: float | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 
@@ -11,6 +11,7 @@ from planner.documents.base import STRICT, Added, Bytes, Keyed, Nanoseconds, Uni
 from planner.documents.inputs import Inputs
 from planner.documents.plan import Expert, Requests, Workload
 from planner.documents.predicted import Slowdown
+from solvers.outcome import LiveEviction
 
 __all__ = ["DevicePolicy", "DevicePrediction", "KeptExperts", "Offload"]
 
@@ -75,7 +76,7 @@ class DevicePolicy:
     layers: tuple[KeptExperts, ...]
     slots: Units
     reserve: Units
-    eviction: Literal["none", "lru", "lifo", "fifo", "frequency", "stale", "plan"]
+    eviction: LiveEviction
     solver: str
     slowdown: Slowdown
     predicted: DevicePrediction

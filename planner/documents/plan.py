@@ -22,6 +22,7 @@ from planner.documents.inputs import Inputs
 from planner.documents.model import OWN, FormName, Parts
 from planner.documents.predicted import Predicted
 from planner.documents.threads import ThreadUse
+from solvers.outcome import BoundClass, Eviction
 
 __all__ = [
     "MOST_REQUESTS",
@@ -162,7 +163,7 @@ class Policy:
     slots: Units
     dense_slots: Units
     reserve: Units
-    eviction: Literal["none", "lru", "lifo", "fifo", "frequency", "stale", "plan", "belady"]
+    eviction: Eviction
     chunk_bytes: Annotated[int, Field(ge=4096, le=64 << 20)]
     kv: Added[Literal["below"]] = None
     host: Added[HostCompute] = None
@@ -313,7 +314,7 @@ class Plan(Document):
     objective_name: str
     objective: float
     bound: float | None
-    bound_class: Literal["plan", "clairvoyant", "physical", "cache"] | None
+    bound_class: BoundClass | None
     gap: Fraction | None
     inputs: Inputs
     locations: Locations

@@ -113,3 +113,25 @@ def test_bounds_are_said_to_be_for_the_chosen_forms(rows: list[ComparisonRow]) -
     plain = _html_table("throughput", rows, [dataclasses.replace(bound, of_forms=False)])
     assert plain.rows[0][:2] == ("belady", "bound")
     assert "forms" not in plain.words
+
+
+def test_a_bound_of_a_cache_holds_for_what_it_knows(rows: list[ComparisonRow], plan: Plan) -> None:
+    def cached(value: float, prefetch: tuple[int, ...], eviction: str = "lru") -> ComparisonRow:
+        layers = [
+            dataclasses.replace(one, prefetch=prefetch, predictor="plan")
+            for one in plan.policy.layers
+        ]
+        policy = dataclasses.replace(plan.policy, layers=tuple(layers))
+        own = dataclasses.replace(plan, policy=policy, bound_class="cache")
+        return row(own, "cpsat", value, eviction=eviction)
+
+    bare, listed, uncached = cached(5e6, ()), cached(6e6, (3,)), cached(6e6, (3,), "none")
+    # nothing that was copied ahead lies in the best row's cache: of one where it does nothing is
+    # known; of plans without a cache and with one like it (6 - 4.8) / 6 is
+    assert over_bound(listed, bare) is None
+    assert over_bound(uncached, bare) == pytest.approx(0.2)
+    assert over_bound(cached(6e6, ()), bare) == pytest.approx(0.2)
+    # and a bound of the most that caches may do holds for all
+    best = cached(5e6, (3,))
+    for one in (listed, uncached, cached(6e6, ())):
+        assert over_bound(one, best) == pytest.approx(0.2)

@@ -54,9 +54,8 @@ def test_behind_a_slow_link_the_cpu_computes(small_profile: Any) -> None:
     plan = planned(profile)
     assert plan.policy.host is not None
     assert "fiddler" in (plan.solver, *plan.chosen_over)
-    # of a cache beside a host that computes nothing is known but the computation
     caches = plan.policy.eviction != "none"
-    assert plan.bound_class == ("physical" if caches else "clairvoyant")
+    assert plan.bound_class == ("cache" if caches else "clairvoyant")
     assert plan.bound is not None
     assert 0 < plan.bound <= plan.objective
     assert check_plan(plan, profile) == []

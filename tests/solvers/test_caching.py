@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from solvers.caching import tune_caches
-from solvers.checker import check_bound, check_schedule
+from solvers.checker import check_bound, check_proofs, check_schedule
 from solvers.outcome import Eviction, Schedule, StageChoice
 from solvers.problem import Problem, Stage
 from solvers.registry import Limits, load
-from solvers.replay import measure, replay
+from solvers.replay import measure, objective, replay
 from solvers.sets import Search, unit_order
 
 
@@ -50,6 +50,24 @@ def test_a_bound_of_schedules_without_caches_is_not_told_of_one_with(make: Any) 
     assert list(check_bound(value, outcome.bound)) == []
     # all that is computed: 12 x 11
     assert (outcome.bound.value_ns, outcome.bound.policies) == (132, "physical")
+
+
+def test_where_copies_take_longer_a_cache_has_a_bound_of_its_own(make: Any) -> None:
+    """An item in whole or in part is resident, or copied when it is first used and kept for three
+    passes more. With r1 + r2 + r3 = R of the three resident the rest of each fits while it is kept
+    if R + 1 - r <= 2: R <= 3 / 2, and what is not resident takes 300 an item, 450. A cache with one
+    resident takes 600 and what it computes meanwhile.
+    """
+    stage = Stage(None, (make.unit(300, 5),) * 3)
+    problem = in_turns(make).replace(stages=(stage,))
+    outcome = load("cpsat").solve(problem, Limits(work=0.5, seconds=20.0))
+    assert outcome.schedule is not None
+    assert outcome.schedule.eviction != "none"
+    assert outcome.bound is not None
+    assert outcome.bound.policies == "cache"
+    assert 440 < outcome.bound.value_ns <= 450
+    assert list(check_proofs(problem, outcome.bound)) == []
+    assert 600 < objective(problem, outcome.schedule) <= 12 * 11 + 600
 
 
 def test_a_slot_that_keeps_what_it_has_saves_a_copy_where_all_is_demanded(make: Any) -> None:
