@@ -175,6 +175,8 @@ class Schedule:
                 self._chain_index = 0
                 continue
             unit = stage[self._chain_index]
+            if unit.kind != "dense" and self._unnamed(self._chain_sequence):
+                return None
             if unit in self._slots.loads:
                 self._chain_index += 1
                 continue
@@ -199,6 +201,10 @@ class Schedule:
     def _list(self, sequence: int) -> tuple[Unit, ...]:
         """What the chain copies in a stage, in order."""
         return self._instead.get(sequence, self._units.chain[sequence % self._stages])
+
+    def _unnamed(self, sequence: int) -> bool:
+        """Whether a stage waits for a predictor, which has not spoken yet."""
+        return sequence % self._stages in self._units.waits and sequence not in self._instead
 
     def _expect(self, named: Named) -> None:
         """A predictor has spoken: what has not begun of a stage's prefetches gives way."""

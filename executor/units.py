@@ -40,12 +40,15 @@ class Units:
     chain
         For each stage, what the chain copies there, in order: the dense part, then prefetches (in
         the stage of the head: its streamed tiles).
+    waits
+        Stages whose experts the chain copies only once a predictor has named them.
     """
 
     layers: int
     sizes: Mapping[Unit, int]
     resident: frozenset[Unit]
     chain: tuple[tuple[Unit, ...], ...]
+    waits: frozenset[int] = frozenset()
 
 
 def head_tile_span(model: ModelSpec, policy: Policy, tile: int) -> tuple[int, int]:
@@ -86,7 +89,8 @@ def model_units(
             tiles.append(unit)
     chain.append(tuple(tiles))
     sizes = own if sizes is None else sizes
-    return Units(count, sizes, frozenset(resident), tuple(chain))
+    waits = frozenset(index for index, layer in enumerate(policy.layers) if layer.waits)
+    return Units(count, sizes, frozenset(resident), tuple(chain), waits)
 
 
 def check_policy(model: ModelSpec, policy: Policy) -> None:
@@ -125,6 +129,8 @@ def check_policy(model: ModelSpec, policy: Policy) -> None:
             raise DocumentError(
                 f"{where}.predictor: an encoder-decoder has prefetches by the plan only yet"
             )
+        if layer.waits and layer.predictor != "lookahead":
+            raise DocumentError(f"{where}.waits has no effect: the layer does not look ahead")
         if layer.predictor == "lookahead" and not layer.dense_resident:
             raise DocumentError(
                 f"{where}.predictor looks ahead with the layer's router, which is in a dense part "

@@ -228,7 +228,9 @@ def _named_words(policy: Policy) -> str:
     if not names:
         return ""
     by = ", ".join(f"{name} in {counted(count, 'layer')}" for name, count in sorted(names.items()))
-    return f"Once the layer before is routed, a predictor names anew what is copied ahead: {by}. "
+    waits = sum(layer.waits for layer in policy.layers)
+    first = f" (in {counted(waits, 'layer')} nothing before that)" if waits else ""
+    return f"Once the layer before is routed, a predictor names what is copied ahead{first}: {by}. "
 
 
 def _promises(plan: Plan) -> str:

@@ -94,6 +94,9 @@ def check_policy(policy: Policy) -> list[Violation]:
         if layer.predictor != "plan" and not layer.prefetch:
             message = f"{layer.predictor} has nothing to prefetch"
             found.append(Violation("predictor", where, message))
+        if layer.waits and layer.predictor != "lookahead":
+            message = "waits for names, and does not look ahead"
+            found.append(Violation("predictor", where, message))
         if layer.predictor == "lookahead" and not layer.dense_resident:
             message = "the router that looks ahead is not resident"
             found.append(Violation("predictor", where, message))
@@ -167,7 +170,8 @@ def _check_asked(plan: Plan) -> list[Violation]:
     if {"device": "below", "below": None}.get(asked.kv, "") == policy.kv:
         message = f"keys and values were to lie {asked.kv}, and do not"
         found.append(Violation("asked", "asked.kv", message))
-    if not asked.predictors and any(layer.predictor != "plan" for layer in policy.layers):
+    own = {layer.predictor for layer in policy.layers} - {"plan"}
+    if own - ({"lookahead"} if asked.predictors is None else set()) and not asked.predictors:
         found.append(Violation("asked", "asked.predictors", "a layer has one, unasked"))
     seconds = {*OBJECTIVES} - {plan.objective_name}
     if asked.then is not None and asked.then not in seconds:

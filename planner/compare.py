@@ -11,7 +11,6 @@ from planner.factors import Factors
 from planner.formats import variants
 from planner.groups import candidates
 from planner.kv import Place
-from planner.looking_ahead import with_predictors
 from planner.memory import Forms
 from planner.objectives import objective_named
 from planner.profiles import Profile
@@ -106,21 +105,19 @@ def compare(
     then: str | None = None,
     tolerance: float = 0.01,
     kv: Place = "auto",
-    predictors: bool = False,
+    predictors: bool | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> list[ComparisonRow]:
     """Plan with every solver for every objective.
 
     Parameters
     ----------
-    profile, workload, memory_bytes, time_limit_seconds, seed, kv
+    profile, workload, memory_bytes, time_limit_seconds, seed, kv, predictors
         As for ``make_plan``.
     solvers, objectives
         Each with each.
     then, tolerance
         A second objective, for solvers that search.
-    predictors
-        Whether layers may follow one, as ``with_predictors`` has it.
     progress
         Called before each plan with the plans that are made, of how many, and what comes.
 
@@ -149,9 +146,8 @@ def compare(
                 then=then if searches else None,
                 tolerance=tolerance,
                 kv=kv,
+                predictors=predictors,
             )
-            if predictors:
-                plan = with_predictors(plan, profile, seed)
             spent = time.monotonic() - started
             own, known = _bounds(plan, profile, proven)
             rows.append(

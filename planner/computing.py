@@ -69,7 +69,7 @@ def _slowed(scenarios: Scenarios, by: float) -> Scenarios:
         longer: npt.NDArray[np.int64] = np.rint(durations * by).astype(np.int64)
         return longer
 
-    back, host = scenarios.start_lead_ns, scenarios.host_work_ns
+    back, host, asking = scenarios.start_lead_ns, scenarios.host_work_ns, scenarios.asking_ns
     return replace(
         scenarios,
         prologue_ns=scaled(scenarios.prologue_ns),
@@ -78,4 +78,5 @@ def _slowed(scenarios: Scenarios, by: float) -> Scenarios:
         epilogue_ns=scaled(scenarios.epilogue_ns),
         start_lead_ns=None if back is None else scaled(back),
         host_work_ns=None if host is None else scaled(host),
+        asking_ns=None if asking is None else scaled(asking),
     )

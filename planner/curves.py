@@ -58,7 +58,7 @@ def by_time(
     objective: str,
     seed: int = 0,
     kv: Place = "auto",
-    predictors: bool = False,
+    predictors: bool | None = None,
     progress: Told = untold,
 ) -> list[TimePoint]:
     """What a searching solver reaches under each time limit, in seconds."""
@@ -77,6 +77,7 @@ def by_time(
             time_limit_seconds=seconds,
             seed=seed,
             kv=kv,
+            predictors=predictors,
             looks=looks,
         )
         if predictors:
@@ -99,7 +100,7 @@ def frontiers(
     time_limit_seconds: float = 10.0,
     seed: int = 0,
     kv: Place = "auto",
-    predictors: bool = False,
+    predictors: bool | None = None,
     progress: Told = untold,
 ) -> dict[str, list[FrontierPoint]]:
     """The throughput of each solver within each budget (ascending), as ``sweep`` has it.
@@ -128,6 +129,7 @@ def frontiers(
                     time_limit_seconds=time_limit_seconds,
                     seed=seed,
                     kv=kv,
+                    predictors=predictors,
                     looks=looks,
                 )
             else:
@@ -141,7 +143,7 @@ def frontiers(
     return lines
 
 
-def _judged(profile: Profile, entry: Entry, seed: int, predictors: bool) -> float:
+def _judged(profile: Profile, entry: Entry, seed: int, predictors: bool | None) -> float:
     """What a plan would promise on the sequences that judge, without the plan."""
     if predictors:
         return with_predictors(document(profile, entry, [], seed), profile, seed).promised

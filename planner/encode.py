@@ -37,6 +37,7 @@ from planner.form_costs import expert_curve, form_places, slowdown_of
 from planner.host import host_times
 from planner.kv import Written, write_price
 from planner.kv_copies import KvCopies, evenly
+from planner.link import copy_link
 from planner.memory import (
     EXPERT_TILE_ROWS,
     account_device,
@@ -136,14 +137,7 @@ class Encoding:
     @cached_property
     def link(self) -> Channel:
         """The copy channel: from the disk, or to a GPU from host memory."""
-        hardware = self.profile.hardware
-        wanted = ("disk",) if hardware.device == "cpu" else ("disk", "h2d")
-        for channel in hardware.channels:
-            if channel.name in wanted:
-                return channel
-        raise UnsupportedError(
-            "hardware: no 'disk' channel; this version plans for weights on the disk"
-        )
+        return copy_link(self.profile.hardware)
 
     @property
     def raw_copies(self) -> RawCopies:
@@ -254,10 +248,11 @@ class Encoding:
         count = len(model.layers) + 1
         width = max(tiles, max(layer.experts for layer in model.layers))
         shape = (len(shapes), count)
-        prologue, lead, back, epilogue = (np.zeros(shape, dtype=np.int64) for _ in range(4))
+        prologue, lead, back, epilogue, asking = (np.zeros(shape, np.int64) for _ in range(5))
         demand = np.zeros((*shape, width), dtype=np.int32)
         work = np.zeros((*shape, width), dtype=np.int64)
         moe = list(model.moe_layers)
+        places_of = form_places(model, self.profile.forms)
         demand[:, moe, : counts.shape[2]] = counts
         leads: dict[tuple[PassShape, tuple[bool, ...]], int] = {}
         for index, one in enumerate(shapes):
@@ -269,12 +264,13 @@ class Encoding:
                     leads[one, parts] = self.lead(one, layer.index, factor).total_ns
                 lead[index, layer.index] = leads[one, parts]
                 back[index, layer.index] = self.write_kv_ns(one, layer.index, factors)
+                asking[index, layer.index] = self.asking_ns(one, layer.index, factor)
                 if layer.experts:
                     count = self.rows(one, layer.index)
                     epilogue[index, layer.index] = self._time("combine", count, factor, one.phase)
             rows = demand[index, moe]
             took = self.expert_times(rows, factor, one.phase)
-            for form, places in self._places.items():
+            for form, places in places_of.items():
                 there = np.s_[:, : places.shape[1]]
                 own = self.expert_times(rows[there], factor, one.phase, form)
                 took[there][places] = own[places]
@@ -296,11 +292,8 @@ class Encoding:
         wrote = None if self.kv is None else back
         host = host_times(self.profile.hardware, self.profile.costs, demand)
         times = prologue, lead, demand, work, epilogue, weight, mean, run_starts, wrote, host
-        return Scenarios(*times, None if self.kv is None else short)
-
-    @cached_property
-    def _places(self) -> dict[FormName, npt.NDArray[np.bool_]]:
-        return form_places(self.profile.model, self.profile.forms)
+        ahead = None if self.profile.arrays.ahead is None else asking
+        return Scenarios(*times, None if self.kv is None else short, ahead)
 
     def rows(self, shape: PassShape, layer: int) -> int:
         """Tokens that a layer computes in a pass."""
@@ -323,6 +316,12 @@ class Encoding:
             if present:
                 steps.append((kind, -1, tokens, self._time(kind, tokens, factor, shape.phase)))
         return LeadTimes(tuple(steps))
+
+    def asking_ns(self, shape: PassShape, layer: int, factor: float) -> int:
+        """What asking the next router, too, is priced at: as much as the layer's own takes."""
+        if layer not in self.profile.model.moe_layers[:-1]:
+            return 0
+        return self._time("router", self.rows(shape, layer), factor, shape.phase)
 
     def _time(self, kind: str, rows: int, factor: float, phase: str) -> int:
         curve: Curve = self.profile.costs.curves[kind]  # type: ignore[index]
@@ -366,6 +365,7 @@ class Encoding:
                     "lookahead" if choice.looks_ahead else "plan",
                     tuple(sorted(raw - set(choice.resident))),
                     forms,
+                    choice.waits,
                 )
                 for choice, raw, forms in zip(schedule.stages[:-1], raw, forms, strict=True)
             ),
@@ -388,10 +388,9 @@ def schedule_of(policy: Policy) -> Schedule:
     """The solvers' form of a policy: the inverse of ``Encoding.policy``, but that it knows of no
     other predictor than ``lookahead``."""
     layers = [
-        StageChoice(
-            layer.dense_resident, layer.resident, layer.prefetch, layer.predictor == "lookahead"
-        )
+        StageChoice(layer.dense_resident, layer.resident, layer.prefetch, looks, layer.waits)
         for layer in policy.layers
+        for looks in (layer.predictor == "lookahead",)
     ]
     kept = policy.resident_head_tiles
     head = StageChoice(False, tuple(range(kept)), tuple(range(kept, policy.head_tiles)))

@@ -17,7 +17,6 @@ from planner.documents import Asked, Hardware, HostCompute, Plan
 from planner.encode import schedule_of
 from planner.formats import in_one_format
 from planner.groups import Candidate, group_sizes
-from planner.looking_ahead import with_predictors
 from planner.profiles import Profile
 from planner.recompute import candidate_of
 from planner.solve import make_plan
@@ -339,7 +338,7 @@ def asked_of(plan: Plan) -> Asked:
 def _replan(plan: Plan, profile: Profile, memory_bytes: int, seconds: float) -> Plan:
     """A plan that is asked for as this one was."""
     asked = asked_of(plan)
-    again = make_plan(
+    return make_plan(
         profile,
         plan.workload,
         memory_bytes=memory_bytes,
@@ -350,8 +349,8 @@ def _replan(plan: Plan, profile: Profile, memory_bytes: int, seconds: float) -> 
         then=asked.then,
         tolerance=asked.tolerance or 0.0,
         kv=asked.kv,
+        predictors=asked.predictors,
     )
-    return with_predictors(again, profile, plan.seed) if asked.predictors else again
 
 
 def _hosting(plan: Plan, host: HostCompute, candidate: Candidate, schedule: Schedule) -> Hosting:
@@ -385,7 +384,7 @@ def _prefetching(
     if not experts:
         return None
     stages = tuple(
-        choice if stage.sequential else dataclasses.replace(choice, prefetch=(), looks_ahead=False)
+        choice if stage.sequential else choice.bare()
         for stage, choice in zip(problem.stages, schedule.stages, strict=True)
     )
     bare = schedule.replace(stages=stages, reserve=max(schedule.reserve, 1))

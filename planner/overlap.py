@@ -11,6 +11,7 @@ from planner.encode import Encoding
 from planner.factors import Factors
 from planner.form_costs import copies_slowdown
 from planner.scenarios import PassShape
+from solvers.foresight import asking
 from solvers.outcome import Schedule
 from solvers.problem import Problem
 from solvers.replay import Replay, replay
@@ -60,6 +61,9 @@ def overlap(
     streams = np.array([not choice.start_resident for choice in schedule.stages])
     if problem.scenarios.start_lead_ns is not None:
         compute = compute + (problem.scenarios.start_lead_ns * streams).sum(axis=1) * weight
+    if problem.scenarios.asking_ns is not None:
+        asked = [*asking(problem, schedule)]
+        compute = compute + problem.scenarios.asking_ns[:, asked].sum(axis=1) * weight
     channel = result.busy_ns.sum(axis=1) * weight
     waits = (result.wait_start_ns.sum(axis=1) + result.wait_item_ns.sum(axis=1)) * weight
     # compute waits for nothing but the channel: the rest of its time lies beside computation

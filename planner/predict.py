@@ -16,6 +16,7 @@ from planner.interval import rate, relative_error
 from planner.overlap import is_raw
 from planner.scenarios import PassShape
 from planner.sides import embedded, parts_of
+from solvers.foresight import asking
 from solvers.outcome import Schedule
 from solvers.problem import Problem
 from solvers.replay import Replay, StageTimes, replay
@@ -171,6 +172,8 @@ def _by_kind(judged: Judged, result: Replay, schedule: Schedule) -> Counter[str]
 
     if scenarios.start_lead_ns is not None:
         add("write_kv", scenarios.start_lead_ns[:, _streams(schedule)].sum(axis=1))
+    if scenarios.asking_ns is not None:
+        add("router", scenarios.asking_ns[:, [*asking(judged.problem, schedule)]].sum(axis=1))
     work = scenarios.work_ns.sum(axis=2)
     add("embed", scenarios.prologue_ns.sum(axis=1))
     add("expert", (work - result.spared_ns)[:, :-1].sum(axis=1))
@@ -193,8 +196,12 @@ def _timeline(judged: Judged, schedule: Schedule) -> Timeline:
     result = replay(one, schedule, record=True, credit=credit_of(judged.encoding))
     # passes that form a ring are one run, so more than one of them may have been replayed
     stages = [times for times in result.stages if times.pass_index < len(judged.shapes)]
-    streams = _streams(schedule)
-    events = [e for times in stages for e in _computed(judged, times, bool(streams[times.stage]))]
+    streams, asked = _streams(schedule), asking(problem, schedule)
+    events = [
+        event
+        for times in stages
+        for event in _computed(judged, times, bool(streams[times.stage]), times.stage in asked)
+    ]
     copies = ("copy_dense", "copy_prefetch", "copy_demand")
     kinds = dict(
         zip(("start", "prefetch", "demand", "dropped"), (*copies, "copy_prefetch"), strict=True)
@@ -237,8 +244,9 @@ def _hosted(problem: Problem, times: StageTimes) -> list[Event]:
     ]
 
 
-def _computed(judged: Judged, times: StageTimes, streams: bool) -> list[Event]:
-    """The events of one stage, whose start unit may be copied, on the compute channel."""
+def _computed(judged: Judged, times: StageTimes, streams: bool, asks: bool) -> list[Event]:
+    """The events of one stage, whose start unit may be copied, and whose tokens may be asked of the
+    next router, on the compute channel."""
     shape = judged.shapes[times.pass_index]
     encoding = judged.encoding
     last = len(judged.problem.stages) - 1
@@ -264,7 +272,9 @@ def _computed(judged: Judged, times: StageTimes, streams: bool) -> list[Event]:
         if wrote:
             after = sum(step[0] == "attention" for step in steps)
             steps.insert(after, ("write_kv", -1, tokens, wrote))
+        more = encoding.asking_ns(shape, stage, factor) if asks else 0
         for kind, item, rows, duration in steps:
+            duration += more if kind == "router" else 0
             add(kind, item, now, now + duration, rows)
             now += duration
     demand = judged.problem.scenarios.demand[times.pass_index, stage]

@@ -29,6 +29,9 @@ _KV_OTHERWISE = (
     "keys and values lie below, which earlier versions reckoned otherwise (what is copied and "
     "written, copies beside writes, bounds): plan again"
 )
+_LOOKS_OTHERWISE = (
+    "layers look ahead, and earlier versions did not count what asking a router takes: plan again"
+)
 
 __all__ = ["candidate_of", "check_account", "check_prediction"]
 
@@ -102,6 +105,8 @@ def check_prediction(plan: Plan, profile: Profile) -> list[Violation]:
     if plan.policy.kv is not None and found:
         # nothing tells an edit from what an earlier version reckoned: one line for either
         return [found[0]._replace(message=f"{found[0].message}; {_KV_OTHERWISE}")]
+    if any(layer.predictor == "lookahead" for layer in plan.policy.layers) and found:
+        return [found[0]._replace(message=f"{found[0].message}; {_LOOKS_OTHERWISE}")]
     return found
 
 

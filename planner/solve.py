@@ -11,19 +11,9 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
-from typing import Literal
 
 from planner.budget import Budget
-from planner.check import check_plan
-from planner.documents import (
-    MOST_REQUESTS,
-    Asked,
-    Inputs,
-    Locations,
-    Plan,
-    Workload,
-    document_hash,
-)
+from planner.documents import MOST_REQUESTS, Asked, Plan, Workload
 from planner.entries import (
     BASELINES,
     TRIED,
@@ -39,16 +29,16 @@ from planner.entries import (
     stage,
     told,
 )
-from planner.formats import streamed
-from planner.forms import expert_error
 from planner.groups import candidates, smallest_budget_bytes
 from planner.host import check_hosted
 from planner.kv import Place, check_place
-from planner.notes import plan_notes
+from planner.looking_ahead import looked, with_predictors
 from planner.objectives import OBJECTIVES, Objective, check_second, objective_named
+from planner.predictor_report import check_judgeable
 from planner.profiles import Profile
 from planner.second import settle_second
 from planner.span import check_span
+from planner.stated import document, inputs_of
 from planner.too_small import too_small
 from solvers.errors import OptionError
 from solvers.outcome import Stop
@@ -88,6 +78,7 @@ def make_plan(
     interruptible: bool = False,
     cap_seconds: float | None = None,
     kv: Place = "auto",
+    predictors: bool | None = None,
 ) -> Plan:
     """Plan a workload.
 
@@ -126,6 +117,9 @@ def make_plan(
     kv
         Where keys and values lie: ``device``, ``below`` (those of layers whose dense part streams),
         or what is better (``auto``; see ``planner.groups.candidates``).
+    predictors
+        None: layers look ahead where that is clearly faster and a solver searches. True: layers
+        follow what predictor names more than the lists (``planner.looking_ahead``). False: none.
 
     Raises
     ------
@@ -133,7 +127,11 @@ def make_plan(
         If nothing fits; it names the smallest budget that works.
     OptionError
         If an option is unknown or out of range, or the workload exceeds the model's context.
+    UnsupportedError
+        If predictors are asked for and cannot be had.
     """
+    if predictors:
+        check_judgeable(profile.routing)
     patience = Patience(interruptible)
     entry, rivals = solve(
         profile,
@@ -149,11 +147,16 @@ def make_plan(
         patience=patience,
         cap_seconds=cap_seconds,
         kv=kv,
+        predictors=predictors,
         whole=True,
     )
-    asked = Asked(solver, kv, then=then, tolerance=None if then is None else tolerance)
+    asked = Asked(solver, kv, predictors, then=then, tolerance=None if then is None else tolerance)
     stage(progress, "judging on sequences that were kept apart")
-    return patience.finish(lambda: document(profile, entry, rivals, seed, asked))
+    made = patience.finish(lambda: document(profile, entry, rivals, seed, asked))
+    if not predictors:
+        return made
+    stage(progress, "asking predictors")
+    return patience.finish(lambda: with_predictors(made, profile, seed))
 
 
 def solve(
@@ -171,6 +174,7 @@ def solve(
     patience: Patience | None = None,
     cap_seconds: float | None = None,
     kv: Place = "auto",
+    predictors: bool | None = None,
     looks: Looks | None = None,
     whole: bool = False,
 ) -> tuple[Entry, list[Entry]]:
@@ -215,6 +219,7 @@ def solve(
             patience=patience,
             cap_seconds=cap_seconds,
             kv=kv,
+            predictors=predictors,
             whole=whole,
         )
     searching = Feature.BOUND in backend.features
@@ -274,6 +279,10 @@ def solve(
     if searching and profile.costs.raw is not None and not patience.interrupted:
         with patience.once():
             best = mixed(best, limits, budget.deadline)
+    if searching and predictors is None and not patience.interrupted:
+        stage(progress, "asking routers a layer ahead")
+        with patience.once():
+            best = looked(best, budget.deadline, budget.cut)
     if then is not None:
         pool = [*entries, *rivals, best]
         second = objective_named(then, workload)
@@ -301,6 +310,7 @@ def _least_memory(
     patience: Patience,
     cap_seconds: float | None,
     kv: Place,
+    predictors: bool | None,
     whole: bool,
 ) -> tuple[Entry, list[Entry]]:
     """Plans within the least memory that works, or ``tolerance`` above it: the best of them by
@@ -321,77 +331,8 @@ def _least_memory(
         patience=patience,
         cap_seconds=cap_seconds,
         kv=kv,
+        predictors=predictors,
         whole=whole,
     )
     entry, *rivals = (aimed(housed(one, memory_bytes), goal) for one in (entry, *rivals))
     return entry, rivals
-
-
-def inputs_of(profile: Profile) -> Inputs:
-    """Hashes of a profile's documents."""
-    return Inputs(
-        document_hash(profile.model),
-        document_hash(profile.hardware),
-        document_hash(profile.costs),
-        document_hash(profile.routing),
-        profile.index.checkpoint_fingerprint,
-        profile.index.store_fingerprint,
-    )
-
-
-def document(
-    profile: Profile, entry: Entry, rivals: list[Entry], seed: int, asked: Asked | None = None
-) -> Plan:
-    """The plan of the winner, judged; ``asked`` is how it was asked for."""
-    candidate = streamed(entry.candidate, entry.schedule)
-    encoding = candidate.encoding
-    figures = candidate.figures(entry.schedule)
-    memory, policy = encoding.account(entry.schedule), encoding.policy(entry.schedule)
-    judged_rivals = {
-        rival.solver: rival.candidate.promised("judge", rival.schedule) for rival in rivals
-    }
-    index, promised = profile.index, figures.predicted.objective
-    plan = Plan(
-        solver=entry.solver,
-        stop=_STOPS[entry.stop],
-        objective_name=candidate.objective.name,
-        objective=figures.objective,
-        bound=figures.bound,
-        bound_class=figures.bound_class,
-        gap=figures.gap,
-        inputs=inputs_of(profile),
-        locations=Locations(str(profile.folder), index.checkpoint, index.store),
-        workload=encoding.workload,
-        device=profile.hardware.device,
-        dtype=profile.costs.dtype,
-        policy=policy,
-        memory={"device": memory},
-        predicted=figures.predicted,
-        chosen_over=judged_rivals,
-        notes=plan_notes(
-            candidate,
-            solver=entry.solver,
-            value=figures.objective if promised is None else promised,
-            rivals=judged_rivals,
-            predicted=figures.predicted,
-            memory=memory,
-            policy=policy,
-            said=entry.notes,
-        ),
-        seed=seed,
-        asked=asked,
-        expert_error=expert_error(profile, policy),
-    )
-    # what a replay would say was just replayed
-    violations = check_plan(plan, profile, replayed=False)
-    if violations:
-        raise AssertionError(f"the checker refuses a plan of {entry.solver}: {violations[0]}")
-    return plan
-
-
-_STOPS: dict[Stop, Literal["optimal", "time_limit", "rule", "interrupted"]] = {
-    Stop.OPTIMAL: "optimal",
-    Stop.TIME_LIMIT: "time_limit",
-    Stop.RULE: "rule",
-    Stop.INTERRUPTED: "interrupted",
-}

@@ -32,7 +32,7 @@ from planner.groups import (
     needed_bytes,
 )
 from planner.kv import Place
-from planner.looking_ahead import with_predictors
+from planner.looking_ahead import looked, with_predictors
 from planner.objectives import objective_named
 from planner.profiles import Profile
 from planner.recompute import candidate_of
@@ -130,7 +130,7 @@ def sweep(
     time_limit_seconds: float = 10.0,
     seed: int = 0,
     kv: Place = "auto",
-    predictors: bool = False,
+    predictors: bool | None = None,
     progress: Told = untold,
 ) -> list[SweepPoint]:
     """The best plan within each budget (ascending).
@@ -140,12 +140,10 @@ def sweep(
 
     Parameters
     ----------
-    profile, workload, solver, objective, time_limit_seconds, seed, kv
+    profile, workload, solver, objective, time_limit_seconds, seed, kv, predictors
         As for ``make_plan``.
     budgets
         In bytes of the device.
-    predictors
-        Whether layers may follow one, as ``with_predictors`` has it.
     progress
         See ``Told``.
 
@@ -156,7 +154,7 @@ def sweep(
     """
     points: list[SweepPoint] = []
     kept: _Kept | None = None
-    asked = Asked(solver, kv)
+    asked = Asked(solver, kv, predictors)
     for done, budget in enumerate(budgets):
         progress(done, len(budgets), f"{solver} within {budget / (1 << 20):,.1f} MiB")
         started = time.monotonic()
@@ -170,6 +168,7 @@ def sweep(
                 time_limit_seconds=time_limit_seconds,
                 seed=seed,
                 kv=kv,
+                predictors=predictors,
             )
         except BudgetError as error:
             spent = time.monotonic() - started
@@ -218,7 +217,7 @@ def by_group(
     seconds_each: float = 1.0,
     seed: int = 0,
     kv: Place = "auto",
-    predictors: bool = False,
+    predictors: bool | None = None,
     only: Sequence[int] | None = None,
     progress: Told = untold,
 ) -> list[GroupPoint]:
@@ -226,12 +225,10 @@ def by_group(
 
     Parameters
     ----------
-    profile, workload, memory_bytes, solver, objective, seed, kv
+    profile, workload, memory_bytes, solver, objective, seed, kv, predictors
         As for ``make_plan``.
     seconds_each
         Time limit for each n and b, of a solver that searches.
-    predictors
-        Whether layers may follow one, as ``with_predictors`` has it.
     only
         Group sizes (sequences) to look at; None: all.
     progress
@@ -260,6 +257,8 @@ def by_group(
                     entry = mixed(entry, partial(replace, limits), deadline)
             else:
                 entry = run_strategy(solver, profile, [candidate], looks, seed)
+            if searches and predictors is None:
+                entry = looked(entry)
             if predictors:
                 bare = document(profile, entry, [], seed)
                 value = with_predictors(bare, profile, seed).promised

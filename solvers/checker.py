@@ -63,6 +63,8 @@ def _check_stage(stage: Stage, choice: StageChoice, where: str) -> Iterator[Viol
     count = len(stage.items)
     if choice.start_resident and stage.start is None:
         yield Violation("no_start", where, "a start unit is resident where there is none")
+    if choice.waits and not choice.looks_ahead:
+        yield Violation("waits", where, "waits for names, which nobody says")
     for name, items in (("resident", choice.resident), ("prefetch", choice.prefetch)):
         outside = [item for item in items if not 0 <= item < count]
         if outside:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -89,7 +88,7 @@ def _limits(problem: Problem) -> list[int]:
 def _bare(problem: Problem, schedule: Schedule) -> Schedule:
     """The same without copies ahead of demand."""
     stages = tuple(
-        choice if stage.sequential else replace(choice, prefetch=(), looks_ahead=False)
+        choice if stage.sequential else choice.bare()
         for stage, choice in zip(problem.stages, schedule.stages, strict=True)
     )
     sizes = schedule.slots, schedule.start_slots, schedule.reserve

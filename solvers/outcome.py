@@ -48,13 +48,19 @@ class StageChoice:
     """Decisions for one stage: ``resident`` ascending, ``prefetch`` in the order of copying.
 
     With ``looks_ahead`` the items that the stage is said to demand take the place of those of
-    ``prefetch`` that have not begun, once the demand of the stage before is known.
+    ``prefetch`` that have not begun, once the demand of the stage before is known. With ``waits``,
+    too, none of ``prefetch`` begins before that.
     """
 
     start_resident: bool = False
     resident: tuple[int, ...] = ()
     prefetch: tuple[int, ...] = ()
     looks_ahead: bool = False
+    waits: bool = False
+
+    def bare(self) -> StageChoice:
+        """The same, with no items copied ahead."""
+        return dataclasses.replace(self, prefetch=(), looks_ahead=False, waits=False)
 
 
 class HostShare(NamedTuple):

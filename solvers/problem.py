@@ -129,6 +129,8 @@ class Scenarios:
     host_work_ns
         [passes, stages, items]: time of the work on each demanded item where it lies, on the host,
         with what its rows take there and back; None: there is no host that works.
+    asking_ns
+        [passes, stages]: added to the lead where a later stage looks ahead from this one; None: 0.
     short
         [passes]: 0 where stages copy their whole ``start``, else, counted from 1, which of their
         ``short_starts`` instead; None: all are whole.
@@ -145,13 +147,15 @@ class Scenarios:
     start_lead_ns: Int64 | None = None
     host_work_ns: Int64 | None = None
     short: Int64 | None = None
+    asking_ns: Int64 | None = None
 
     def __post_init__(self) -> None:
         passes, stages, _ = self.demand.shape
         host = () if self.host_work_ns is None else ("host_work_ns",)
         if host and getattr(self, *host).shape != self.demand.shape:
             raise OptionError("scenarios: host_work_ns does not fit demand")
-        back = () if self.start_lead_ns is None else ("start_lead_ns",)
+        leads = ("start_lead_ns", "asking_ns")
+        back = tuple(name for name in leads if getattr(self, name) is not None)
         for name in ("prologue_ns", "lead_ns", "epilogue_ns", *back):
             if getattr(self, name).shape != (passes, stages):
                 raise OptionError(f"scenarios: {name} is not [{passes}, {stages}]")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from solvers.foresight import Named, named_ahead
+from solvers.foresight import Named, asking, named_ahead
 from solvers.outcome import Schedule
 from solvers.problem import Problem
 from solvers.replay_channel import Channel, CopyPart
@@ -136,6 +136,10 @@ def replay(
     prologue, leads = scenarios.prologue_ns.tolist(), scenarios.lead_ns
     if scenarios.start_lead_ns is not None:
         leads = leads + scenarios.start_lead_ns * np.array(streams_start)
+    if scenarios.asking_ns is not None:
+        leads = leads.copy()
+        asked_of = [*asking(problem, schedule)]
+        leads[:, asked_of] += scenarios.asking_ns[:, asked_of]
     lead = leads.tolist()
     epilogue, order = scenarios.epilogue_ns.tolist(), scenarios.order
     ends: list[int] = []

@@ -10,14 +10,21 @@ from collections import Counter
 from solvers.host import host_takes
 from solvers.outcome import HostShare, Schedule
 from solvers.problem import Problem
-from solvers.replay_copies import Copy, CopyPart, Parts, needs_of, slot_share, streams_start
+from solvers.replay_copies import (
+    START,
+    Copy,
+    CopyPart,
+    Lists,
+    Parts,
+    needs_of,
+    slot_share,
+    streams_start,
+)
 from solvers.replay_pace import Credit, Pace
 
 __all__ = ["Channel", "CopyPart", "slot_share"]
 
 _KINDS = {"start": 0, "prefetch": 1, "demand": 2}
-_START = -1
-"""Item number of a start unit."""
 
 
 class Channel:
@@ -43,10 +50,7 @@ class Channel:
         self._total = self._count * len(passes)
         self._resident = [frozenset(choice.resident) for choice in schedule.stages]
         self._streams_start = streams_start(problem, schedule)
-        self._chain_items = [
-            ([_START] if streams else []) + list(choice.prefetch)
-            for streams, choice in zip(self._streams_start, schedule.stages, strict=True)
-        ]
+        self._lists = Lists(problem, schedule)
         self._eviction = schedule.eviction
         self._caches = schedule.eviction != "none"
         self._shares = slot_share(problem, schedule) if schedule.eviction == "lifo" else 0
@@ -64,7 +68,6 @@ class Channel:
         self._cursor = 0  # the chain's stage, likewise
         self._position = 0  # and its place in that stage's list
         self._chain: Copy | None = None
-        self._expected: dict[int, list[int]] = {}  # a stage's items instead of the schedule's
         self._queue: list[Copy] = []
         self._head = 0
         self._flight: Copy | None = None
@@ -187,18 +190,8 @@ class Channel:
         """
         if self._cursor > there:
             return
-        planned = self._items(there)
         begun = self._position + (self._chain is not None) if self._cursor == there else 0
-        kept, rest = planned[:begun], planned[begun:]
-        start = [_START] if _START in rest else []
-        resident = self._resident[there % self._count]
-        fresh = [item for item in items if item not in kept and item not in resident]
-        self._expected[there] = kept + start + fresh[: len(rest) - len(start)]
-
-    def _items(self, here: int) -> list[int]:
-        """What the chain copies in a stage."""
-        expected = self._expected.get(here)
-        return self._chain_items[here % self._count] if expected is None else expected
+        self._lists.name(there, begun, items)
 
     def ended_bytes(self, now: int) -> int:
         """Bytes of all chunks that ended by ``now``."""
@@ -346,7 +339,7 @@ class Channel:
         copy, self._flight = self._flight, None
         if copy is None or copy.left:
             return
-        if self._caches and copy.item != _START:
+        if self._caches and copy.item != START:
             self._came[copy.here % self._count, copy.item] = self._landed
             self._landed += 1
         if copy.kind == "demand":
@@ -377,18 +370,20 @@ class Channel:
         last = min(self._total, self._current + min(self._count, self._farthest + 1))
         while self._cursor < last:
             stage = self._cursor % self._count
-            items = self._items(self._cursor)
+            items = self._lists.of(self._cursor)
             if self._position >= len(items):
-                self._expected.pop(self._cursor, None)
+                self._lists.passed(self._cursor)
                 self._cursor, self._position = self._cursor + 1, 0
                 continue
             item = items[self._position]
-            if item == _START:
+            if item == START:
                 start = self._stages[stage].start_in(self._short[self._cursor // self._count])
                 if not self._free_start or start is None:
                     return None
                 self._free_start -= 1
                 return Copy("start", self._cursor, item, start)
+            if self._lists.waits(self._cursor):
+                return None
             if (stage, item) in self._cached:
                 self._position += 1
                 continue

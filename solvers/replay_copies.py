@@ -10,7 +10,19 @@ import numpy as np
 from solvers.outcome import Schedule
 from solvers.problem import Problem, Stage, Unit
 
-__all__ = ["Copy", "CopyPart", "Parts", "needs_of", "slot_share", "streams_start"]
+__all__ = [
+    "START",
+    "Copy",
+    "CopyPart",
+    "Lists",
+    "Parts",
+    "needs_of",
+    "slot_share",
+    "streams_start",
+]
+
+START = -1
+"""Item number of a start unit."""
 
 
 class CopyPart(NamedTuple):
@@ -38,6 +50,49 @@ class Copy:
         self.unit = unit
         self.left = unit.chunks
         self.begun_bytes = 0
+
+
+class Lists:
+    """What the chain copies in each stage: the schedule's list, or what was named instead.
+
+    Parameters
+    ----------
+    problem, schedule
+        What runs.
+    """
+
+    def __init__(self, problem: Problem, schedule: Schedule) -> None:
+        starts = streams_start(problem, schedule)
+        self._own = [
+            ([START] if streams else []) + list(choice.prefetch)
+            for streams, choice in zip(starts, schedule.stages, strict=True)
+        ]
+        self._resident = [frozenset(choice.resident) for choice in schedule.stages]
+        self._waits = [choice.waits for choice in schedule.stages]
+        self._named: dict[int, list[int]] = {}
+
+    def of(self, here: int) -> list[int]:
+        """Of a stage, counted through all passes."""
+        named = self._named.get(here)
+        return self._own[here % len(self._own)] if named is None else named
+
+    def waits(self, here: int) -> bool:
+        """Whether no item of a stage may be copied yet, since nobody has named any."""
+        return self._waits[here % len(self._own)] and here not in self._named
+
+    def name(self, here: int, begun: int, items: tuple[int, ...]) -> None:
+        """Items take the place of a stage's copies but the first ones, which have ``begun``: no
+        more than are replaced, and no residents."""
+        planned = self.of(here)
+        kept, rest = planned[:begun], planned[begun:]
+        start = [START] if START in rest else []
+        resident = self._resident[here % len(self._own)]
+        fresh = [item for item in items if item not in kept and item not in resident]
+        self._named[here] = kept + start + fresh[: len(rest) - len(start)]
+
+    def passed(self, here: int) -> None:
+        """The chain has come to a stage's end."""
+        self._named.pop(here, None)
 
 
 class Parts:

@@ -50,7 +50,9 @@ __all__ = [
     "Then",
     "TimeLimit",
     "Tolerance",
+    "check_predictors",
     "kv_place",
+    "no_predictors_words",
     "placement_summary",
     "plain",
     "plan_summary",
@@ -111,10 +113,12 @@ KvPlace = Annotated[
     ),
 ]
 Predictors = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--predictors",
-        help="Let layers follow a predictor where it finds more than the list of prefetches.",
+        "--predictors/--no-predictors",
+        help="Have layers follow what predictor finds more than the list of prefetches, or none "
+        "(a solver that searches: look ahead where that is clearly faster).",
+        show_default=False,
     ),
 ]
 AllowError = Annotated[
@@ -225,6 +229,24 @@ def search_seconds(
 def searches(solver: str) -> bool:
     """Whether a solver searches, rather than to follow a rule."""
     return solver not in BOUNDS and Feature.BOUND in load(solver).features
+
+
+def no_predictors_words(solvers: Sequence[str], option: str) -> str:
+    """Why no predictors cannot be asked for where no solver searches."""
+    rule = "follows a rule and looks" if len(solvers) == 1 else "follow rules and look"
+    return f"{option} has no effect: {', '.join(solvers)} {rule} ahead only where asked to"
+
+
+def check_predictors(solvers: Sequence[str], predictors: bool | None) -> None:
+    """Refuse ``--no-predictors`` where nobody looks ahead by itself.
+
+    Raises
+    ------
+    OptionError
+        If none of the solvers searches.
+    """
+    if predictors is False and not any(searches(solver) for solver in solvers):
+        raise OptionError(no_predictors_words(solvers, "--no-predictors"))
 
 
 def second_objective(

@@ -50,7 +50,7 @@ def draw_curves(
     limit_seconds: float,
     seed: int,
     kv: Place,
-    predictors: bool,
+    predictors: bool | None,
     whole: Mapping[str, TimePoint],
     steps: Told,
 ) -> list[Chart]:

@@ -29,6 +29,7 @@ from moeplan.commands.common import (
     Then,
     TimeLimit,
     Tolerance,
+    check_predictors,
     kv_place,
     plain,
     plan_summary,
@@ -256,7 +257,7 @@ def plan(
     then: Then = None,
     tolerance: Tolerance = None,
     time_limit: TimeLimit = None,
-    predictors: Predictors = False,
+    predictors: Predictors = None,
     allow_error: AllowError = None,
     seed: Seed = 0,
     server: Server = None,
@@ -271,8 +272,6 @@ def plan(
     it cancels the search there.
     """
     from planner.check import check_plan
-    from planner.looking_ahead import with_predictors
-    from planner.predictor_report import check_judgeable
     from planner.solve import SOLVERS, make_plan
 
     reporter = reporter_of(ctx)
@@ -287,6 +286,7 @@ def plan(
         made="plan",
     )
     limit = search_seconds((solver,), time_limit)
+    check_predictors((solver,), predictors)
     workload = workload_of(requests, prompt_tokens, new_tokens, attention_window, attention_sinks)
     began = time.monotonic()
     with reporter.steps("plan") as steps:
@@ -305,8 +305,6 @@ def plan(
             progress=steps,
         )
         loaded = within_error(loaded, allow_error)
-        if predictors:
-            check_judgeable(loaded.routing)
         # what a plan is made from counts, too
         left = max(limit - (time.monotonic() - began), 0.001)
         here = functools.partial(make_plan, interruptible=True, cap_seconds=left)
@@ -323,10 +321,8 @@ def plan(
             then=second,
             tolerance=share,
             kv=place,
+            predictors=predictors,
         )
-        if predictors:
-            steps(0, 0, "asking predictors")
-            made = with_predictors(made, loaded, seed)
         steps(0, 0, "checking, by code that shares nothing with the search")
         faults = check_plan(made, loaded)
     if faults:

@@ -28,6 +28,7 @@ _CALLED = {
     "workload.attention_window": "--attention-window",
     "workload.attention_sinks": "--attention-sinks",
     "allow_error": "--allow-error",
+    "predictors": "--no-predictors",
     **{name: f"--{name}" for name in ("solver", "objective", "then", "tolerance", "seed", "kv")},
 }
 """What the command calls what the service is asked with."""
@@ -54,6 +55,7 @@ def plan_at(
     then: str | None,
     tolerance: float,
     kv: Place,
+    predictors: bool | None,
 ) -> Plan:
     """As ``planner.solve.make_plan``, there instead of here, with the error that ``profile`` allows
     experts.
@@ -91,6 +93,7 @@ def plan_at(
             then=then,
             tolerance=tolerance if then is not None else None,
             kv=None if kv == "auto" else kv,
+            predictors=predictors,
             allow_error=allowed_error(profile),
         )
         try:

@@ -27,6 +27,7 @@ from moeplan.commands.common import (
     Seed,
     SolverName,
     TimeLimit,
+    check_predictors,
     kv_place,
     plan_summary,
     reporter_of,
@@ -93,7 +94,7 @@ def sweep(
     attention_window: AttentionWindow = None,
     attention_sinks: AttentionSinks = None,
     kv: KvPlace = "auto",
-    predictors: Predictors = False,
+    predictors: Predictors = None,
     allow_error: AllowError = None,
     objective: ObjectiveName = "throughput",
     solver: SolverName = "cpsat",
@@ -111,6 +112,7 @@ def sweep(
     (objective,) = split_names(objective, OBJECTIVES, "--objective", most=1)
     (solver,) = split_names(solver, names(), "--solver", most=1)
     limit = search_seconds((solver,), time_limit)
+    check_predictors((solver,), predictors)
     workload = workload_of(requests, prompt_tokens, new_tokens, attention_window, attention_sinks)
     search = Search(solver, objective, limit, seed, kv_place(kv), predictors)
     options = PairOptions(

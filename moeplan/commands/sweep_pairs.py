@@ -73,7 +73,7 @@ class Search(NamedTuple):
     time_limit_seconds: float
     seed: int
     kv: Place
-    predictors: bool
+    predictors: bool | None
 
 
 @dataclass(frozen=True)

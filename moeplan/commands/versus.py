@@ -26,6 +26,7 @@ from moeplan.commands.common import (
     Then,
     TimeLimit,
     Tolerance,
+    check_predictors,
     kv_place,
     plain,
     plan_summary,
@@ -62,7 +63,7 @@ def compare(
     attention_window: AttentionWindow = None,
     attention_sinks: AttentionSinks = None,
     kv: KvPlace = "auto",
-    predictors: Predictors = False,
+    predictors: Predictors = None,
     allow_error: AllowError = None,
     solvers: Annotated[
         str | None,
@@ -103,6 +104,7 @@ def compare(
     place = kv_place(kv)
     if predictors and not chosen:
         raise OptionError(f"--predictors has no effect: {', '.join(asked)} makes no plan")
+    check_predictors(asked, predictors)
     check_outputs({"--html": html}, [profile_folder])
     if html is not None:
         require_plotly()

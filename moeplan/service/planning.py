@@ -10,7 +10,6 @@ from typing import Any
 from planner.check import check_plan
 from planner.documents import Plan, Workload
 from planner.forms import allowing
-from planner.looking_ahead import with_predictors
 from planner.profiles import Profile
 from planner.solve import make_plan
 from solvers.registry import Progress
@@ -66,9 +65,8 @@ def plan_of(
         tolerance=inputs["tolerance"],
         cap_seconds=cap_seconds,
         kv=inputs.get("kv", "auto"),
+        predictors=inputs.get("predictors"),
     )
-    if inputs.get("predictors", False):
-        made = with_predictors(made, profile, inputs["seed"])
     faults = check_plan(made, profile)
     if faults:
         raise RuntimeError(f"the checker refuses the new plan: {faults}")

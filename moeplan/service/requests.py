@@ -17,7 +17,12 @@ from pydantic import (
     model_validator,
 )
 
-from moeplan.commands.common import DEFAULT_TIME_LIMIT_SECONDS, DEFAULT_TOLERANCE, searches
+from moeplan.commands.common import (
+    DEFAULT_TIME_LIMIT_SECONDS,
+    DEFAULT_TOLERANCE,
+    no_predictors_words,
+    searches,
+)
 from moeplan.service.problems import Refusal
 from planner.documents import MOST_REQUESTS
 from planner.forms import allowed_ppb
@@ -140,9 +145,10 @@ class _Search(Strict):
     kv: KvPlace | None = Field(
         default=None, description="Where keys and values lie (what is better)."
     )
-    predictors: bool = Field(
-        default=False,
-        description="Let layers follow a predictor where it finds more than the list.",
+    predictors: bool | None = Field(
+        default=None,
+        description="Have layers follow what predictor finds more than the list, or none (look "
+        "ahead where that is clearly faster).",
     )
 
     allow_error: Annotated[float, Field(ge=0, le=1)] | None = Field(
@@ -161,6 +167,8 @@ class _Search(Strict):
             if getattr(self, name) is not None and not searching:
                 said = f"{name} has no effect: {', '.join(solvers)} follows a rule"
                 raise no_effect(f"body.{name}", said)
+        if self.predictors is False and not searching:
+            raise no_effect("body.predictors", no_predictors_words(solvers, "predictors false"))
         if self.allow_error is not None:
             try:
                 allowed_ppb(self.allow_error)

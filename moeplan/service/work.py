@@ -87,7 +87,7 @@ def _compare(store: Store, inputs: dict[str, Any], tell: Telling) -> Made:
         then=inputs["then"],
         tolerance=inputs["tolerance"],
         kv=inputs.get("kv", "auto"),
-        predictors=inputs.get("predictors", False),
+        predictors=inputs.get("predictors"),
         progress=lambda done, total, what: tell({"stage": what, "done": done, "total": total}),
     )
     plans = [plan_entry(row.plan, profile, inputs["profile"]) for row in rows]

@@ -65,12 +65,10 @@ class Asked:
         As for ``draw_routing``.
     dtype
         Type to compute in; None: as weights are stored.
-    workload, solver, objective, seed, kv
+    workload, solver, objective, seed, kv, predictors
         As for ``make_plan``.
     time_limit_seconds
         What the solver's counted work is derived from; None for a solver that does not search.
-    predictors
-        Whether layers may follow one.
     """
 
     models: tuple[Model, ...]
@@ -85,7 +83,7 @@ class Asked:
     time_limit_seconds: float | None
     seed: int
     kv: Place = "auto"
-    predictors: bool = False
+    predictors: bool | None = None
 
     @property
     def count(self) -> int:

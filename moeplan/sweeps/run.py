@@ -197,8 +197,8 @@ class _Sweep:
         }
         if asked.kv != "auto":
             inputs["kv"] = asked.kv
-        if asked.predictors:
-            inputs["predictors"] = True
+        if asked.predictors is not None:
+            inputs["predictors"] = asked.predictors
         rows = [self._swept.rows[index] for index in range(asked.count)]
         name = (
             f"{len(asked.models)} models on {len(asked.machines)} machines within "

@@ -79,6 +79,9 @@ class LayerPolicy:
     the MoE layer before has spoken: ``plan``, the list itself; else as many experts as the list has
     left, as named by that predictor (``planner.predictors``).
 
+    ``waits``: the layer looks ahead, and nothing of its list is copied before a router has named
+    experts; the list says how many, and by which eviction ``plan`` goes.
+
     ``raw`` (ascending, none of them resident) are read as they are, of a store that has experts
     compressed, too; all others are read compressed.
 
@@ -94,6 +97,7 @@ class LayerPolicy:
     predictor: Literal["plan", "coactivation", "lookahead", "popularity", "clairvoyant"] = "plan"
     raw: Annotated[tuple[Expert, ...], Field(exclude_if=lambda experts: not experts)] = ()
     forms: Annotated[tuple[FormName, ...], Field(exclude_if=lambda forms: not forms)] = ()
+    waits: Annotated[bool, Field(exclude_if=lambda waits: not waits)] = False
 
     def form(self, expert: int) -> FormName:
         """The form that an expert is read and computed in."""
@@ -205,7 +209,7 @@ class Asked:
     kv
         Where keys and values were to lie; ``auto``: where it is better.
     predictors
-        Whether layers may follow a predictor.
+        Whether layers are to follow predictors; None: look ahead where that is clearly faster.
     then, tolerance
         The second objective, and the share of the first one that it may give up.
     """
@@ -214,7 +218,7 @@ class Asked:
 
     solver: str
     kv: Literal["auto", "device", "below"] = "auto"
-    predictors: bool = False
+    predictors: Added[bool] = None
     then: Added[str] = None
     tolerance: Added[Fraction] = None
 

@@ -421,6 +421,8 @@ def test_any_policy_gives_the_same_tokens(
                 draw.choice(names) if second > first and spec.index > 1 else "plan",  # type: ignore[arg-type]
             )
         )
+        if layers[-1].predictor == "lookahead":
+            layers[-1] = replace(layers[-1], waits=draw.random() < 0.5)
     base = smallest_policy(model, 4)
     slots = draw.randint(1, 12)
     policy = replace(

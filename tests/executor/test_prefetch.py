@@ -83,6 +83,8 @@ def test_what_is_named_in_a_run(
         (0, {"predictor": "coactivation"}, "layers.0.predictor has no effect"),
         (1, {"predictor": "coactivation", "prefetch": ()}, "layers.1.predictor has no effect"),
         (1, {"predictor": "lookahead", "dense_resident": False}, "layers.1.predictor looks ahead"),
+        (1, {"predictor": "coactivation", "waits": True}, "layers.1.waits has no effect"),
+        (1, {"waits": True}, "layers.1.waits has no effect"),
     ],
 )
 def test_predictors_that_cannot_work(

@@ -4,6 +4,7 @@ every computation begins and ends at the same nanosecond."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Literal, get_args
 
 import numpy as np
@@ -62,9 +63,14 @@ def cases(draw: st.DrawFn) -> Case:
         order = draw(st.permutations(range(experts)))
         first = draw(st.integers(0, experts))
         second = draw(st.integers(first, experts))
+        looks = draw(st.booleans())
         choices.append(
             StageChoice(
-                draw(st.booleans()), tuple(sorted(order[:first])), tuple(order[first:second])
+                draw(st.booleans()),
+                tuple(sorted(order[:first])),
+                tuple(order[first:second]),
+                looks,
+                looks and draw(st.booleans()),
             )
         )
     tiles = draw(st.integers(1, 4))
@@ -93,6 +99,9 @@ def cases(draw: st.DrawFn) -> Case:
     # what a start unit that is not resident adds to a lead: writing back
     back = np.resize(np.array(draw(st.sampled_from([[0], [7, 0, 2]]))), lead.shape).astype(np.int64)
     back[:, layers] = 0
+    # and one that a later stage looks ahead from: asking
+    ask = np.resize(np.array(draw(st.sampled_from([[0], [5, 0, 3, 11]]))), lead.shape)
+    ask = ask.astype(np.int64)
     host, share = None, None
     if draw(st.booleans()):
         share = HostShare(draw(st.integers(1, 3)), draw(st.integers(1, 100)))
@@ -109,6 +118,7 @@ def cases(draw: st.DrawFn) -> Case:
         start_lead_ns=back if back.any() else None,
         host_work_ns=host,
         short=np.array(draw(st.lists(st.integers(0, 2), min_size=passes, max_size=passes))),
+        asking_ns=ask if ask.any() else None,
     )
     slots = draw(st.integers(1, 7))
     eviction: Eviction = draw(st.sampled_from(get_args(Eviction)))
@@ -179,6 +189,11 @@ def run_executor(case: Case) -> VirtualResult:
     )
     scenarios = problem.scenarios
     leads = scenarios.lead_ns.copy()
+    # the stage with experts before one that looks ahead asks for it
+    routed = [at for at, stage in enumerate(problem.stages[:-1]) if stage.items]
+    for before, there in pairwise(routed):
+        if scenarios.asking_ns is not None and schedule.stages[there].looks_ahead:
+            leads[:, before] += scenarios.asking_ns[:, before]
     for stage, choice in enumerate(schedule.stages[:-1]):
         if scenarios.start_lead_ns is not None and not choice.start_resident:
             leads[:, stage] += scenarios.start_lead_ns[:, stage]
@@ -208,7 +223,8 @@ def run_executor(case: Case) -> VirtualResult:
         whole = -(-item.chunk_ns * size_bytes // CHUNK_BYTES)
         return item.chunk_ns if size_bytes == CHUNK_BYTES else whole
 
-    units = Units(layers, sizes, frozenset(resident), tuple(chain))
+    waits = frozenset(at for at, choice in enumerate(schedule.stages) if choice.waits)
+    units = Units(layers, sizes, frozenset(resident), tuple(chain), waits)
     starts = {index: short[number] for index, number in enumerate(scenarios.shortened)}
     return run_virtual(policy, units, passes, chunk_ns, starts, case.credit)
 

@@ -39,7 +39,9 @@ def test_compare_with_bounds_and_plots(
     made: SimpleNamespace, command_json: Callable[..., Any], tmp_path: Path
 ) -> None:
     html = tmp_path / "compare.html"
+    # which bounds there are does not follow from what was measured here
     argv = ["compare", made.profile, "--memory", made.memory, *WORK, "--time-limit", 0.4]
+    argv.append("--no-predictors")
     found = command_json(*argv, "--solvers", "cpsat,lifo,belady", "--html", html)
     assert [row["solver"] for row in found["rows"]] == ["cpsat", "lifo"]
     (bound,) = found["bounds"]
@@ -129,6 +131,18 @@ def test_what_is_refused(
         assert "--kv 'host' is unknown" in refusal(capsys, *argv, "--kv", "host")
     bound = (*both[0], "--solvers", "belady", "--predictors")
     assert "--predictors has no effect: belady makes no plan" in refusal(capsys, *bound)
+    rules = (
+        (*both[0], "--solvers", "lru,lifo"),
+        (*both[1], "--solver", "lru"),
+        (*plan, "--solver", "lru"),
+    )
+    for argv, names in zip(
+        rules,
+        ("lru, lifo follow rules and look", *["lru follows a rule and looks"] * 2),
+        strict=True,
+    ):
+        told = refusal(capsys, *argv, "--no-predictors")
+        assert told.endswith(f"--no-predictors has no effect: {names} ahead only where asked to")
     rule = tmp_path / "plan.json"
     assert cli.main([str(part) for part in (*plan, *WORK, "--solver", "lru")]) == 0
     capsys.readouterr()

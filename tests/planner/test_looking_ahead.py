@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
+from planner import looking_ahead
 from planner.check import check_plan
 from planner.compare import compare
-from planner.documents import Plan, Workload, document_hash
+from planner.documents import Plan, Workload, document_hash, dump_document
 from planner.encode import schedule_of
+from planner.entries import Entry
 from planner.explain import explain
 from planner.groups import smallest_budget_bytes
-from planner.looking_ahead import with_predictors
+from planner.looking_ahead import looked, with_predictors
 from planner.profiles import Profile
-from planner.recompute import candidate_of
+from planner.recompute import candidate_of, check_prediction
 from planner.solve import make_plan
 from planner.sweep import sweep
+from solvers.outcome import Stop
 
 WORKLOAD = Workload(requests=1, prompt_tokens=8, new_tokens=8)
+QUICK: Any = {"time_limit_seconds": 0.2, "cap_seconds": 600.0}
+"""Little work, which no busy machine cuts short."""
 
 
 def routed(profile: Profile, right: bool) -> Profile:
@@ -78,9 +84,16 @@ def test_routers_that_are_right_make_a_faster_plan(right: Made) -> None:
     # its numbers are what a replay, made from the documents alone, says
     assert not list(check_plan(made, profile))
     # and not those of its lists
-    lists = tuple(replace(layer, predictor="plan") for layer in made.policy.layers)
+    lists = tuple(replace(layer, predictor="plan", waits=False) for layer in made.policy.layers)
     listed = replace(made, policy=replace(made.policy, layers=lists))
     assert any(one.reason == "prediction" for one in check_plan(listed, profile))
+    # nor those of versions that did not count what asking takes
+    totals = replace(made.predicted.totals, prefill_ns=made.predicted.totals.prefill_ns - 1)
+    earlier = replace(
+        made, predicted=replace(made.predicted, totals=replace(totals, wall_ns=totals.wall_ns - 1))
+    )
+    (fault,) = check_prediction(earlier, profile)
+    assert fault.message.endswith("did not count what asking a router takes: plan again")
     assert made.notes[-1].startswith("predictors by layers: lookahead in ")
 
 
@@ -119,3 +132,102 @@ def test_comparisons_sweeps_and_explanations_look_ahead_too(right: Made) -> None
     found = explain(made, profile)
     (own,) = [point for point in found.groups if point.sequences == 1]
     assert own.objective == made.objective
+
+
+class Searched(NamedTuple):
+    profile: Profile
+    lists: Plan
+    plan: Plan
+
+
+def searched(profile: Profile) -> Searched:
+    memory = smallest_budget_bytes(profile, WORKLOAD) * 2
+    lists = make_plan(profile, WORKLOAD, memory_bytes=memory, predictors=False, **QUICK)
+    plan = make_plan(profile, WORKLOAD, memory_bytes=memory, **QUICK)
+    return Searched(profile, lists, plan)
+
+
+@pytest.fixture(scope="module")
+def found(small_profile: Profile) -> Searched:
+    return searched(routed(small_profile, right=True))
+
+
+def predictors_of(plan: Plan) -> set[str]:
+    return {layer.predictor for layer in plan.policy.layers}
+
+
+def test_a_search_looks_ahead_where_that_is_faster(found: Searched) -> None:
+    profile, lists, plan = found
+    assert predictors_of(lists) == {"plan"}
+    assert predictors_of(plan) == {"plan", "lookahead"}
+    assert lists.asked is not None
+    assert plan.asked is not None
+    assert (lists.asked.predictors, plan.asked.predictors) == (False, None)
+    # by more than what it must be on the choosing sequences, also on those that judge
+    assert plan.objective < 0.99 * lists.objective
+    assert check_plan(plan, profile) == []
+    # every name was right
+    (said,) = [note for note in plan.notes if "asked a layer ahead in" in note]
+    assert "where 100% of the experts that they name are needed (100% at least)" in said
+
+
+def test_the_same_inputs_look_ahead_in_the_same_way(found: Searched) -> None:
+    profile, _, plan = found
+    memory = plan.memory["device"].capacity_bytes
+    again = make_plan(profile, WORKLOAD, memory_bytes=memory, **QUICK)
+    assert dump_document(again) == dump_document(plan)
+
+
+def test_a_search_does_not_look_ahead_where_routers_are_wrong(small_profile: Profile) -> None:
+    _, lists, plan = searched(routed(small_profile, right=False))
+    assert predictors_of(plan) == {"plan"}
+    assert plan.policy == lists.policy
+
+
+def test_nobody_looks_ahead_unasked_where_a_rule_plans_or_routers_were_not_asked(
+    found: Searched,
+) -> None:
+    profile, _, plan = found
+    memory = plan.memory["device"].capacity_bytes
+    rule = make_plan(profile, WORKLOAD, memory_bytes=memory, solver="frequency")
+    assert predictors_of(rule) == {"plan"}
+    silent = replace(profile, arrays=replace(profile.arrays, ahead=None))
+    bare = make_plan(silent, WORKLOAD, memory_bytes=memory, **QUICK)
+    assert predictors_of(bare) == {"plan"}
+
+
+def test_asking_a_router_once_more_is_priced(found: Searched) -> None:
+    """Nothing slows anything else here, so each layer's router takes as long: all layers' is asked
+    once, and again for each that looks ahead."""
+    _, lists, plan = found
+    looking = sum(layer.predictor == "lookahead" for layer in plan.policy.layers)
+    layers = len(plan.policy.layers)
+    own, more = (one.predicted.totals.duration_by_kind_ns["router"] for one in (lists, plan))
+    assert more * layers == own * (layers + looking)
+
+
+def test_no_trial_begins_after_the_deadline(
+    found: Searched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile, lists, _ = found
+    candidate = candidate_of(lists, profile)
+    entry = Entry.of("cpsat", candidate, schedule_of(lists.policy), Stop.RULE)
+    cut: list[str] = []
+    # so few trials are made without a look at the clock
+    better = looked(entry, time.monotonic() - 1, cut)
+    assert better.chosen_value < entry.chosen_value
+    assert cut == []
+    monkeypatch.setattr(looking_ahead, "_SMALL_SECONDS", 0.0)
+    assert looked(entry, time.monotonic() - 1, cut) is entry
+    assert cut == ["looked ahead in 0 ways only"]
+
+
+def test_what_nobody_asked_for_is_found(found: Searched) -> None:
+    _, _, plan = found
+    assert plan.asked is not None
+    refused = replace(plan, asked=replace(plan.asked, predictors=False))
+    assert [fault.where for fault in check_plan(refused)] == ["asked.predictors"]
+    layers = tuple(replace(one, predictor="plan") for one in plan.policy.layers)
+    waiting = replace(plan, policy=replace(plan.policy, layers=layers))
+    if any(one.waits for one in layers):
+        assert "predictor" in {fault.reason for fault in check_plan(waiting)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from solvers.checker import check_schedule
 from solvers.errors import OptionError
 from solvers.foresight import named_ahead
 from solvers.outcome import Schedule, StageChoice
@@ -85,3 +87,41 @@ def test_what_is_said_of_other_passes_is_refused(problem: Problem) -> None:
         problem.replace(ahead=problem.ahead[:1].copy())
     # of more passes than there are scenarios: the first ones count
     problem.replace(scenarios=problem.scenarios.take_passes(1))
+
+
+def test_nothing_is_copied_before_it_is_named_where_the_stage_waits(make: Any) -> None:
+    """As above, but the list does not begin: the channel rests until stage 0's router has named
+    item 2 at 100, which then comes from 100 to 220 and is worked on until 240. Its lead of stage 1
+    ends at 210. Nothing is copied in vain."""
+    stage = Stage(None, (make.unit(120),) * 3)
+    scenarios = make.scenarios([[[1, 0, 0], [0, 0, 2]]])
+    ahead = np.array([[[0, 0, 0], [0, 0, 2]]], np.int32)
+    problem = Problem((stage, stage), scenarios, 100, 1, ahead=ahead)
+    second = StageChoice(prefetch=(0, 1), looks_ahead=True, waits=True)
+    schedule = Schedule((StageChoice(resident=(0,)), second), 3, 0, 1)
+    waiting = replay(problem, schedule)
+    assert (waiting.pass_end_ns.tolist(), waiting.wasted_bytes) == ([240], 0)
+    # where nothing is said, the list does not begin either: demanded at 210, there at 330
+    silent = replay(problem.replace(ahead=None), schedule)
+    assert (silent.pass_end_ns.tolist(), silent.wasted_bytes) == ([350], 0)
+
+
+def test_asking_takes_time_of_the_stage_that_is_asked_from(make: Any) -> None:
+    """As above, with 7 more in front of the names: item 2 comes from 107 to 227 and is worked on
+    until 247. Lists ask nobody."""
+    stage = Stage(None, (make.unit(120),) * 3)
+    scenarios = make.scenarios([[[1, 0, 0], [0, 0, 2]]])
+    scenarios = replace(scenarios, asking_ns=np.array([[7, 5]]))
+    ahead = np.array([[[0, 0, 0], [0, 0, 2]]], np.int32)
+    problem = Problem((stage, stage), scenarios, 100, 1, ahead=ahead)
+    first, second = StageChoice(resident=(0,)), StageChoice(prefetch=(0, 1))
+    schedule = Schedule((first, second), 3, 0, 1)
+    assert replay(problem, schedule).pass_end_ns.tolist() == [380]
+    second = replace(second, looks_ahead=True, waits=True)
+    assert replay(problem, schedule.replace(stages=(first, second))).pass_end_ns.tolist() == [247]
+
+
+def test_the_checker_knows_stages_that_wait_for_nobody(problem: Problem) -> None:
+    stages = (StageChoice(), StageChoice(prefetch=(0, 1, 2), waits=True))
+    (fault,) = check_schedule(problem, Schedule(stages, 2, 0, 1))
+    assert (fault.reason, fault.where) == ("waits", "stage 1")

@@ -94,8 +94,12 @@ def _search_fields(service: Service, *between: Field) -> list[Field]:
             "predictors",
             "Predictors",
             yes,
-            choices=(("yes", "where they find more than the lists of prefetches"),),
-            help="What layers copy ahead follows the lists alone, unless chosen.",
+            choices=(
+                ("yes", "what predictor finds more than the lists of prefetches"),
+                ("no", "the lists alone"),
+            ),
+            help="What layers follow: a solver that searches lets them look ahead where that is "
+            "clearly faster, unless chosen.",
         ),
         _extra(
             "allow_error",

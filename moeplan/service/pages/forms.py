@@ -88,10 +88,10 @@ def number(typed: str, label: str) -> float:
 
 
 def yes(typed: str, label: str) -> bool:
-    """The one choice that there is."""
-    if typed != "yes":
+    """Yes or no."""
+    if typed not in ("yes", "no"):
         raise OptionError(f"{label} is none of the choices")
-    return True
+    return typed == "yes"
 
 
 def percent(typed: str, label: str) -> float:

@@ -166,6 +166,8 @@ def test_a_path_in_an_upload_reaches_no_file(client: TestClient, upload: Body) -
         ({"then": "bytes"}, "body.then"),
         ({"seed": -1}, "body.seed"),
         ({"kv": "auto"}, "body.kv"),
+        ({"predictors": False}, "body.predictors"),
+        ({"predictors": "no"}, "body.predictors"),
         ({"allow_error": -0.1}, "body.allow_error"),
         ({"allow_error": 1.5}, "body.allow_error"),
         ({"allow_error": 1e-12}, "body.allow_error"),
