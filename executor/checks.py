@@ -20,6 +20,7 @@ from planner.kv import kv_stays
 from planner.memory import account_device, group_sequences, operation_bytes, smallest_budget
 from planner.profiles import load_profile
 from planner.span import check_span
+from solvers.counting import counted
 from solvers.errors import (
     BudgetError,
     DocumentError,
@@ -218,7 +219,8 @@ def check_sampling(sampling: Sampling, plan: Plan, model: ModelSpec) -> None:
     """
     if sampling.top_k is not None and sampling.top_k >= model.vocab_size:
         raise OptionError(
-            f"top-k {sampling.top_k} has no effect: the vocabulary has {model.vocab_size} tokens"
+            f"top-k {sampling.top_k} has no effect: the vocabulary has "
+            f"{counted(model.vocab_size, 'token')}"
         )
     if _room_to_sample(plan, model, plan.workload):
         return
@@ -235,9 +237,9 @@ def check_sampling(sampling: Sampling, plan: Plan, model: ModelSpec) -> None:
         else "leave the temperature out"
     )
     raise OptionError(
-        f"drawing from {model.vocab_size} tokens for each of "
-        f"{group_sequences(plan.policy, plan.workload)} sequences needs more memory than this plan "
-        f"has beside its weights: {remedy}"
+        f"drawing from {counted(model.vocab_size, 'token')} for each of "
+        f"{counted(group_sequences(plan.policy, plan.workload), 'sequence')} needs more memory "
+        f"than this plan has beside its weights: {remedy}"
     )
 
 

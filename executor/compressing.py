@@ -13,6 +13,7 @@ from executor.direct import DirectFile, Pacer, Piece, ReadBuffer, UnitReader
 from executor.layout import UnitLayout
 from planner.checkpoint import Checkpoint
 from planner.memory import ALIGNMENT_BYTES, DECODE_STEP_BYTES, aligned
+from solvers.counting import counted
 from solvers.errors import CheckpointError
 
 __all__ = ["Compress", "contents", "worth_compressing"]
@@ -70,7 +71,7 @@ def worth_compressing(source: Checkpoint, layouts: dict[str, UnitLayout]) -> tup
     return pays, (
         f"{verdict}: an expert of {size / 1e6:.1f} MB would have {share:.0%} of its bytes; reading "
         f"it takes {read / 1e6:.1f} ms, reading that {read * share / 1e6:.1f}, decoding "
-        f"{decode / 1e6:.1f} meanwhile (medians of {len(samples)} experts)"
+        f"{decode / 1e6:.1f} meanwhile (medians of {counted(len(samples), 'expert')})"
     )
 
 

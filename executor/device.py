@@ -38,6 +38,7 @@ from planner.memory import (
     slot_bytes,
     start_slot_bytes,
 )
+from solvers.counting import counted
 from solvers.errors import UnsupportedError
 
 __all__ = ["DTYPES", "Device"]
@@ -110,8 +111,9 @@ class Device:
         longest = self.adapter.longest_context
         if longest is not None and context_tokens(workload) > longest:
             raise UnsupportedError(
-                f"{model.name}: a context of {context_tokens(workload)} tokens cannot be run yet: "
-                f"beyond {longest} the rotary embedding of a sequence depends on its length"
+                f"{model.name}: a context of {counted(context_tokens(workload), 'token')} cannot "
+                f"be run yet: beyond {longest} the rotary embedding of a sequence depends on its "
+                "length"
             )
         for layer in range(len(model.layers)):
             places = source.places(Unit(layer, "dense", -1))

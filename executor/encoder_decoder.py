@@ -22,6 +22,7 @@ from executor.memory import Regions
 from executor.operations import Operations
 from executor.state import GroupState, KeyValueWriter, cut
 from planner.documents import ModelSpec, Policy, Workload
+from solvers.counting import counted
 
 __all__ = ["EncoderDecoderOperations", "EncoderDecoderState"]
 
@@ -69,7 +70,7 @@ class EncoderDecoderState(GroupState):
     def begin(self, counts: list[int], past: list[int], longest: int = 0) -> None:
         """Begin a pass, on the encoder's side."""
         if len(counts) != len(past):
-            raise ValueError(f"{len(counts)} sequences have {len(past)} pasts")
+            raise ValueError(f"{counted(len(counts), 'sequence')} have {len(past)} pasts")
         self.decodes, self._fed = False, counts
         prompts = [max(count - 1, 0) for count in counts]
         super().begin(prompts, [0] * len(counts), longest)
@@ -81,7 +82,7 @@ class EncoderDecoderState(GroupState):
             for count, before, source in zip(counts, past, self.sources, strict=False)
         ]
         if max(self._positions) >= self._own_columns:
-            raise ValueError(f"a sequence has more than {self._own_columns} new tokens")
+            raise ValueError(f"a sequence has more than {counted(self._own_columns, 'new token')}")
 
     def turn(self) -> None:
         """Go on to the decoder's side."""

@@ -19,6 +19,7 @@ from planner.checkpoint import Checkpoint, TensorEntry
 from planner.documents import OWN, FormName, LayerSpec, ModelSpec, QuantizedExperts
 from planner.memory import DENSE_TENSORS, TENSOR_ALIGNMENT_BYTES
 from planner.quantized import LEAST_GROUP, expert_matrices, group_of, value_bytes
+from solvers.counting import counted
 from solvers.errors import UnsupportedError
 
 __all__ = [
@@ -150,7 +151,7 @@ def unit_layouts(checkpoint: Checkpoint) -> dict[str, UnitLayout]:
     for layer, dense in enumerate(checkpoint.dense):
         if len(dense) > DENSE_TENSORS:
             raise UnsupportedError(
-                f"layer {layer} has {len(dense)} tensors besides its experts; "
+                f"layer {layer} has {counted(len(dense), 'tensor')} besides its experts; "
                 f"at most {DENSE_TENSORS} are supported"
             )
         units.append(_unit(dense_name(layer), dense, TENSOR_ALIGNMENT_BYTES))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from executor.tokenizer import Tokenizer
 from planner.documents import ModelSpec, Workload
+from solvers.counting import counted
 from solvers.errors import CheckpointError, OptionError
 
 __all__ = [
@@ -34,12 +35,15 @@ def check_limit(
     limit = workload.new_tokens if max_new_tokens is None else max_new_tokens
     limits = [limit] if isinstance(limit, int) else list(limit)
     if not isinstance(limit, int) and prompts is not None and len(limits) != prompts:
-        raise OptionError(f"{len(limits)} numbers of new tokens are given for {prompts} prompts")
+        raise OptionError(
+            f"given: {counted(len(limits), 'number')} of new tokens for "
+            f"{counted(prompts, 'prompt')}"
+        )
     for one in limits:
         if not 1 <= one <= workload.new_tokens:
             raise OptionError(
-                f"{one} new tokens are asked for; the plan allows 1 to {workload.new_tokens}: "
-                f"plan again with --new-tokens {max(one, 1)}"
+                f"{counted(one, 'new token')} are asked for; the plan allows 1 to "
+                f"{workload.new_tokens}: plan again with --new-tokens {max(one, 1)}"
             )
     return limit if isinstance(limit, int) else limits
 
@@ -70,8 +74,8 @@ def encode(
         raise OptionError("prompts is one text; give a list of prompts")
     if not 1 <= len(prompts) <= workload.requests:
         raise OptionError(
-            f"{len(prompts)} prompts are given; the plan is for 1 to {workload.requests}: "
-            f"plan again with --requests {max(len(prompts), 1)}"
+            f"{counted(len(prompts), 'prompt')} are given; the plan is for 1 to "
+            f"{workload.requests}: plan again with --requests {max(len(prompts), 1)}"
         )
     ids: list[list[int]] = []
     given: Sequence[str | Sequence[int]] = prompts
@@ -91,7 +95,8 @@ def encode(
             fits = len(tokens) + workload.new_tokens <= model.max_context
             remedy = f"plan again with --prompt-tokens {len(tokens)}" if fits else "shorten it"
             raise OptionError(
-                f"prompt {number} has {len(tokens)} tokens; {_most(workload, model)}: {remedy}"
+                f"prompt {number} has {counted(len(tokens), 'token')}; {_most(workload, model)}: "
+                f"{remedy}"
             )
         ids.append(tokens)
     return ids
@@ -118,8 +123,9 @@ def encode_text(
     """
     if len(text) > most_tokens * tokenizer.longest:
         raise OptionError(
-            f"prompt {number} has {len(text):,} characters, more than {most_tokens:,} tokens (of "
-            f"at most {tokenizer.longest} characters) hold: {remedy}"
+            f"prompt {number} has {counted(len(text), 'character')}, more than "
+            f"{counted(most_tokens, 'token')} (of at most "
+            f"{counted(tokenizer.longest, 'character')}) hold: {remedy}"
         )
     return tokenizer.encode(text)
 

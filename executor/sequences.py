@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from executor.operations import Operations
+from solvers.counting import counted
 from solvers.errors import RunError
 
 __all__ = ["Grown", "Sequences"]
@@ -128,5 +129,5 @@ class Sequences:
             raise RunError(
                 f"pass {pass_index}: the logits of prompt {prompt + 1} are NaN or infinite, so no "
                 "token can be chosen: the checkpoint's weights are damaged, or too large for its "
-                f"type ({len(broken)} of {len(alive)} sequences)"
+                f"type ({len(broken)} of {counted(len(alive), 'sequence')})"
             )

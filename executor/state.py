@@ -15,6 +15,7 @@ from executor.adapters.base import CacheShape
 from executor.memory import Regions
 from planner.documents import ModelSpec, Policy, Workload
 from planner.memory import context_tokens, group_sequences, kept_tokens
+from solvers.counting import counted
 
 __all__ = ["GroupState", "KeyValueWriter", "cut"]
 
@@ -101,18 +102,20 @@ class GroupState:
         Where any begins, rows are at least ``longest`` long.
         """
         if len(counts) > self.capacity or len(counts) != len(past):
-            raise ValueError(f"{len(counts)} sequences do not fit a group of {self.capacity}")
+            raise ValueError(
+                f"a group of {self.capacity} has no room for {counted(len(counts), 'sequence')}"
+            )
         if any(count > 1 and before for count, before in zip(counts, past, strict=True)):
             raise ValueError("a sequence begins or goes on, not both")
         if any(a + b > self.context for a, b in zip(counts, past, strict=True)):
-            raise ValueError(f"a sequence is longer than {self.context} tokens")
+            raise ValueError(f"a sequence is longer than {counted(self.context, 'token')}")
         self.counts, self.past = counts, past
         indices = range(len(counts))
         self.begins = any(map(self.joins, indices))
         self.mixed = self.begins and any(map(self.goes_on, indices))
         self.longest = max(*counts, longest if self.begins else 0)
         if self.longest > self.prompt_tokens:
-            raise ValueError(f"a prompt is longer than {self.prompt_tokens} tokens")
+            raise ValueError(f"a prompt is longer than {counted(self.prompt_tokens, 'token')}")
         self.starts = [0]
         for count in counts:
             self.starts.append(self.starts[-1] + count)
@@ -209,7 +212,7 @@ class GroupState:
                 parts.append(values[: rows * vocab_size].view(rows, vocab_size))
                 count -= rows
         if count:
-            raise RuntimeError(f"no room for the logits of {count} sequences")
+            raise RuntimeError(f"no room for the logits of {counted(count, 'sequence')}")
         return parts
 
     def column(self, position: int) -> int:

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from planner.documents import ModelSpec, Policy
 from planner.forms_check import check_layers
+from solvers.counting import counted
 from solvers.errors import DocumentError
 
 __all__ = ["Unit", "Units", "check_policy", "head_tile_span", "model_units"]
@@ -103,8 +104,8 @@ def check_policy(model: ModelSpec, policy: Policy) -> None:
     """
     if len(policy.layers) != len(model.layers):
         raise DocumentError(
-            f"plan: policy.layers has {len(policy.layers)} entries; the model has "
-            f"{len(model.layers)} layers"
+            f"plan: policy.layers has {counted(len(policy.layers), 'entry')}; the model has "
+            f"{counted(len(model.layers), 'layer')}"
         )
     for fault in check_layers(policy, model):
         raise DocumentError(f"plan: {fault.where}: {fault.message}")
@@ -115,7 +116,8 @@ def check_policy(model: ModelSpec, policy: Policy) -> None:
         where = f"plan: policy.layers.{index}"
         if any(expert >= spec.experts for expert in chosen):
             raise DocumentError(
-                f"{where} names expert {max(chosen)}; the layer has {spec.experts} experts"
+                f"{where} names expert {max(chosen)}; the layer has "
+                f"{counted(spec.experts, 'expert')}"
             )
         if len(set(chosen)) != len(chosen):
             raise DocumentError(f"{where} names an expert twice in resident and prefetch")
@@ -139,8 +141,9 @@ def check_policy(model: ModelSpec, policy: Policy) -> None:
     covered = policy.head_tile_rows * policy.head_tiles
     if not covered - policy.head_tile_rows < model.vocab_size <= covered:
         raise DocumentError(
-            f"plan: policy.head_tiles: {policy.head_tiles} tiles of {policy.head_tile_rows} rows "
-            f"do not fit a vocabulary of {model.vocab_size}"
+            f"plan: policy.head_tiles: {counted(policy.head_tiles, 'tile')} of "
+            f"{counted(policy.head_tile_rows, 'row')} cannot be those of a "
+            f"vocabulary of {model.vocab_size}"
         )
     if policy.resident_head_tiles > policy.head_tiles:
         raise DocumentError("plan: policy.resident_head_tiles exceeds policy.head_tiles")

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from moeplan.streams import Nobody
 from planner.documents import printable
+from solvers.counting import counted
 from solvers.errors import InputError, MoeplanError, RunError
 
 __all__ = [
@@ -113,7 +114,7 @@ def one_line(message: str) -> str:
 
 
 def _cut(word: str) -> str:
-    return word if len(word) <= _MOST_WORD else f"{word[:60]}… ({len(word):,} characters)"
+    return word if len(word) <= _MOST_WORD else f"{word[:60]}… ({counted(len(word), 'character')})"
 
 
 class _Screen(Console):

@@ -26,6 +26,7 @@ from moeplan.page_parts import (
 from moeplan.words import against_words, explain_plan, explain_trace, tokens_per_second
 from planner.comparable import not_comparable
 from planner.documents import Hardware, ModelSpec, Plan, Trace
+from solvers.counting import counted
 
 __all__ = ["build_page", "report_parts"]
 
@@ -125,8 +126,9 @@ def _heading(plan: Plan | None, trace: Trace | None) -> tuple[str, str]:
     account = plan.memory["device"]
     return (
         f"{name}: {'predicted and measured' if trace is not None else 'the plan'}",
-        f"{work.requests:,} requests, {work.prompt_tokens:,} prompt and {work.new_tokens:,} new "
-        f"tokens each, {plan.dtype} on {plan.device}, within {human_bytes(account.capacity_bytes)}",
+        f"{counted(work.requests, 'request')}, {work.prompt_tokens:,} prompt and "
+        f"{counted(work.new_tokens, 'new token')} each, {plan.dtype} on {plan.device}, within "
+        f"{human_bytes(account.capacity_bytes)}",
     )
 
 
@@ -178,8 +180,8 @@ def _kept(trace: Trace | None, cut: Sequence[str]) -> str:
     said = []
     if trace is not None and trace.kept_passes < trace.totals.passes:
         said.append(
-            f"The trace holds the first {trace.kept_passes} of {trace.totals.passes} passes "
-            "event by event; the table counts all of them."
+            f"The trace holds the first {trace.kept_passes} of "
+            f"{counted(trace.totals.passes, 'pass')} event by event; the table counts all of them."
         )
     if cut:
         said.append(f"Only the first passes of the {' and '.join(cut)} timeline fit on this page.")

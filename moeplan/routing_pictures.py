@@ -22,6 +22,7 @@ from planner.routing_statistics import (
     information,
     pairs,
 )
+from solvers.counting import counted
 
 __all__ = ["RoutingView", "heat_map", "routing_page", "routing_summary"]
 
@@ -214,9 +215,9 @@ def routing_page(view: RoutingView, name: str) -> str:
         )
     kind = {"measured": "recorded", "synthetic": "of a synthetic checkpoint"}
     subtitle = (
-        f"{trace.tokens:,} tokens in {trace.sequences:,} sequences, "
-        f"{kind.get(trace.source, trace.source)}; {trace.top_k} of {trace.experts} experts in each "
-        f"of {len(layers)} layers"
+        f"{counted(trace.tokens, 'token')} in {counted(trace.sequences, 'sequence')}, "
+        f"{kind.get(trace.source, trace.source)}; {trace.top_k} of "
+        f"{counted(trace.experts, 'expert')} in each of {counted(len(layers), 'layer')}"
     )
     return build_plots(f"Routing of {name}", subtitle, charts, [_layer_table(view)])
 

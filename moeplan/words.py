@@ -25,6 +25,7 @@ from planner.documents.placement import PlacementCandidate
 from planner.host import host_words
 from planner.kv import writes_words
 from planner.objectives import objective_named
+from solvers.counting import counted
 from solvers.errors import OptionError
 
 __all__ = [
@@ -32,7 +33,6 @@ __all__ = [
     "PURPOSE_WORDS",
     "against_words",
     "compared",
-    "counted",
     "decode_tokens_per_second",
     "explain_plan",
     "explain_trace",
@@ -93,11 +93,6 @@ def against_words(promised: Range, measured: float) -> str:
     return f"{where} the predicted 90% interval"
 
 
-def counted(number: int, thing: str) -> str:
-    """``1 layer``, ``1,200 layers``."""
-    return f"{number:,} {thing}" + ("" if number == 1 else "s")
-
-
 def compared(placement: ExpertPlacement) -> list[PlacementCandidate]:
     """What a placement was chosen from: what was taken in most layers first, then the evenest."""
     return sorted(placement.candidates, key=lambda one: (-one.layers, one.average_max_load))
@@ -137,8 +132,8 @@ def _runs(plan: Plan) -> str:
     return (
         f"{name} in {plan.dtype} on {plan.device}: {counted(work.requests, 'request')}, prompts of "
         f"up to {counted(work.prompt_tokens, 'token')}, {counted(work.new_tokens, 'new token')} "
-        f"each. They run in {counted(groups, 'group')} of n = {policy.n_batches} batches of b = "
-        f"{policy.batch_size}: weights that are copied for one layer serve "
+        f"each. They run in {counted(groups, 'group')} of n = {counted(policy.n_batches, 'batch')} "
+        f"of b = {policy.batch_size}: weights that are copied for one layer serve "
         f"{counted(min(group, work.requests), 'sequence')} at once.{_sees(work)}"
     )
 
@@ -146,7 +141,8 @@ def _runs(plan: Plan) -> str:
 def work_words(work: Workload) -> str:
     """How many requests, how long."""
     return (
-        f"{work.requests} requests of {work.prompt_tokens} prompt and {work.new_tokens} new tokens"
+        f"{counted(work.requests, 'request')} of {work.prompt_tokens} prompt and "
+        f"{counted(work.new_tokens, 'new token')}"
     )
 
 
@@ -167,10 +163,13 @@ def _keeps(plan: Plan, model: ModelSpec | None) -> str:
     resident = sum(len(layer.resident) for layer in policy.layers)
     ahead = sum(len(layer.prefetch) for layer in policy.layers)
     experts = sum(layer.experts for layer in model.layers) if model is not None else None
-    of_all = f" of {experts:,}" if experts is not None else ""
+    stay = counted(resident, "expert")
+    if experts is not None:
+        stay = f"{resident:,} of {counted(experts, 'expert')}"
     text = (
-        f"Always in memory: {resident:,}{of_all} experts, the dense parts of {dense} of {layers} "
-        f"layers, {policy.resident_head_tiles} of {policy.head_tiles} head tiles. "
+        f"Always in memory: {stay}, the dense parts of {dense} of {counted(layers, 'layer')}, "
+        f"{policy.resident_head_tiles} of "
+        f"{counted(policy.head_tiles, 'head tile')}. "
     )
     if policy.kv is not None and dense < layers:
         text += (
@@ -351,8 +350,8 @@ def explain_trace(
     text = (
         f"Measured on {trace.device}{paced}: tokens/s {human_number(measured)} in all: "
         f"{counted(totals.new_tokens, 'new token')} in {human_time(totals.wall_ns)}, "
-        f"{share(totals.prefill_ns, totals.wall_ns)} of it prefill, in {totals.passes:,} "
-        f"{'pass' if totals.passes == 1 else 'passes'}. Read {human_bytes(totals.bytes_read)}, of "
+        f"{share(totals.prefill_ns, totals.wall_ns)} of it prefill, in "
+        f"{counted(totals.passes, 'pass')}. Read {human_bytes(totals.bytes_read)}, of "
         "which "
         f"{human_bytes(totals.wasted_prefetch_bytes)} were prefetched in vain. Compute waited "
         f"{share(inter + intra, totals.wall_ns)} of the time: {share(inter, totals.wall_ns)} for "

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from planner.documents import Curve, ExpertPlacement, ModelSpec
 from planner.placement import Cluster
+from solvers.counting import counted
 from solvers.errors import DocumentError, OptionError
 
 __all__ = [
@@ -96,14 +97,14 @@ def check_fits(placement: ExpertPlacement, model: ModelSpec) -> None:
     placed = [one.layer for one in placement.layers]
     if placed != list(moe):
         raise DocumentError(
-            f"placement: has {len(placed)} layers ({_few(placed)}), {model.name} has experts in "
-            f"{len(moe)} ({_few(list(moe))}); place again with this model's routing"
+            f"placement: has {counted(len(placed), 'layer')} ({_few(placed)}), {model.name} has "
+            f"experts in {len(moe)} ({_few(list(moe))}); place again with this model's routing"
         )
     other = {experts for experts in moe.values() if experts != placement.experts}
     if other:
         raise DocumentError(
-            f"placement: has {placement.experts} experts in each layer, {model.name} has "
-            f"{max(other)}; place again with this model's routing"
+            f"placement: has {counted(placement.experts, 'expert')} in each layer, {model.name} "
+            f"has {max(other)}; place again with this model's routing"
         )
 
 
@@ -208,8 +209,9 @@ def simulate(
     held = copies_of(placement)
     if load.ndim != 4 or load.shape[1:] != (len(held), placement.devices, placement.experts):
         raise OptionError(
-            f"load is {load.shape}, the placement asks for [scenarios, {len(held)} layers, "
-            f"{placement.devices} devices, {placement.experts} experts]"
+            f"load is {load.shape}, the placement asks for [scenarios, "
+            f"{counted(len(held), 'layer')}, {counted(placement.devices, 'device')}, "
+            f"{counted(placement.experts, 'expert')}]"
         )
     most = int(load.sum(axis=2).max(initial=0))
     cost = np.array([expert(rows) for rows in range(most + 1)], dtype=np.float64)

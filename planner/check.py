@@ -21,6 +21,7 @@ from planner.recompute import check_account, check_prediction
 from planner.span import check_span
 from planner.timeline_check import check_timeline
 from solvers.checker import Violation
+from solvers.counting import counted
 from solvers.errors import MoeplanError
 from solvers.registry import HOSTED, names
 
@@ -101,10 +102,12 @@ def check_policy(policy: Policy) -> list[Violation]:
             message = "the router that looks ahead is not resident"
             found.append(Violation("predictor", where, message))
     if policy.resident_head_tiles > policy.head_tiles:
-        message = f"{policy.resident_head_tiles} resident tiles of only {policy.head_tiles}"
+        message = (
+            f"{counted(policy.resident_head_tiles, 'resident tile')} of only {policy.head_tiles}"
+        )
         found.append(Violation("head_tiles", "policy.resident_head_tiles", message))
     if policy.reserve > policy.slots:
-        message = f"{policy.reserve} slots reserved of only {policy.slots}"
+        message = f"{counted(policy.reserve, 'slot')} reserved of only {policy.slots}"
         found.append(Violation("reserve", "policy.reserve", message))
     prefetches = any(layer.prefetch for layer in policy.layers)
     tiles_stream = policy.resident_head_tiles < policy.head_tiles
@@ -130,12 +133,14 @@ def _check_workload(plan: Plan) -> list[Violation]:
     policy, requests, found = plan.policy, plan.workload.requests, []
     n, b = policy.n_batches, policy.batch_size
     if b > requests or (n - 1) * b >= requests:
-        message = f"{n:,} batches of {b:,} are never filled by {requests:,} requests"
+        message = (
+            f"{counted(n, 'batch')} of {b:,} are never filled by {counted(requests, 'request')}"
+        )
         found.append(Violation("group", "policy.n_batches", message))
     streamed = sum(not layer.dense_resident for layer in policy.layers)
     most = _PASSES_AHEAD * len(policy.layers) + 1 if streamed else 0
     if policy.dense_slots > most:
-        message = f"{policy.dense_slots:,} slots, of which {most} could ever be used"
+        message = f"{counted(policy.dense_slots, 'slot')}, of which {most} could ever be used"
         found.append(Violation("dense_slots", "policy.dense_slots", message))
     if (plan.inputs.store_fingerprint is None) != (plan.locations.store is None):
         message = "a store's fingerprint and place: one is there without the other"
@@ -288,7 +293,7 @@ def _check_model(plan: Plan, model: ModelSpec) -> list[Violation]:
     """The policy against the model, and the account of memory, recomputed."""
     policy, found = plan.policy, []
     if len(policy.layers) != len(model.layers):
-        message = f"{len(policy.layers)} layers, the model has {len(model.layers)}"
+        message = f"{counted(len(policy.layers), 'layer')}, the model has {len(model.layers)}"
         return [Violation("layer_count", "policy.layers", message)]
     streams = False
     on_demand = any(layer.predictor != "plan" for layer in policy.layers)
@@ -319,13 +324,13 @@ def _check_model(plan: Plan, model: ModelSpec) -> list[Violation]:
     rows, tiles = default_head_tiling(model, DTYPE_BYTES[plan.dtype])
     if (policy.head_tile_rows, policy.head_tiles) != (rows, tiles):
         message = (
-            f"{policy.head_tiles} tiles of {policy.head_tile_rows} rows; {model.vocab_size} rows "
-            f"of vocabulary make {tiles} of {rows}"
+            f"{counted(policy.head_tiles, 'tile')} of {counted(policy.head_tile_rows, 'row')}; "
+            f"{counted(model.vocab_size, 'row')} of vocabulary make {tiles} of {rows}"
         )
         found.append(Violation("head_tiles", "policy.head_tiles", message))
     most = _PASSES_AHEAD * (sum(spec.experts for spec in model.layers) + tiles)
     if policy.slots > most:
-        message = f"{policy.slots:,} slots, of which {most:,} could ever be used"
+        message = f"{counted(policy.slots, 'slot')}, of which {most:,} could ever be used"
         found.append(Violation("slots", "policy.slots", message))
     streamed = (len(layer.resident) < spec.experts for layer, spec in pairs)
     if policy.host is not None and not any(streamed):
@@ -334,7 +339,7 @@ def _check_model(plan: Plan, model: ModelSpec) -> list[Violation]:
         found.append(Violation("kv", "policy.kv", why))
     context = plan.workload.prompt_tokens + plan.workload.new_tokens
     if context > model.max_context:
-        message = f"{context} tokens of a context of {model.max_context}"
+        message = f"{counted(context, 'token')} of a context of {model.max_context}"
         found.append(Violation("context", "workload", message))
     try:
         check_span(model, plan.workload)

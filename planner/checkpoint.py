@@ -15,6 +15,7 @@ from planner.documents import ModelSpec
 from planner.files import exists, is_dir, read_regular
 from planner.model_bytes import DTYPES, LayerSizes, ModelSizes, build_model
 from planner.weight_files import StoredTensor, WeightFile, read_weight_file, sampled_digest
+from solvers.counting import counted
 from solvers.errors import CheckpointError, UnsupportedError
 
 __all__ = ["Checkpoint", "TensorEntry", "has_weights", "load_config", "read_checkpoint"]
@@ -196,7 +197,7 @@ def _weight_files(folder: Path) -> list[WeightFile]:
     if len(loose) == 1:
         return [read_weight_file(loose[0])]
     if loose:
-        raise _fault(folder, f"{len(loose)} safetensors files but no {_INDEX}")
+        raise _fault(folder, f"{counted(len(loose), 'safetensors file')} but no {_INDEX}")
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
         raise _fault(folder, "its weights are not safetensors; convert them first")
     raise _fault(folder, f"no weights: neither {_SINGLE} nor {_INDEX}")
@@ -306,7 +307,7 @@ class _Finder:
                 raise _fault(
                     tensor.file,
                     f"tensor {name!r} has no place in a {architecture.family} model of "
-                    f"{len(architecture.layers)} layers, as config.json describes it",
+                    f"{counted(len(architecture.layers), 'layer')}, as config.json describes it",
                 )
             size += tensor.size_bytes
         return size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planner.documents import Hardware, Plan, Trace
+from solvers.counting import counted
 
 __all__ = ["disk_pace", "not_comparable", "pace_words"]
 
@@ -35,14 +36,17 @@ def not_comparable(plan: Plan, trace: Trace, hardware: Hardware | None = None) -
     if not same:
         each = max(requests, 1)
         if totals.requests is None:
-            ran = f"{totals.prompt_tokens:,} prompt and {totals.new_tokens:,} new tokens in all"
+            ran = (
+                f"{totals.prompt_tokens:,} prompt and {counted(totals.new_tokens, 'new token')} in "
+                "all"
+            )
         else:
             ran = (
                 f"{requests:,} of {totals.prompt_tokens / each:.3g}+{totals.new_tokens / each:.3g}"
             )
         return (
-            f"planned for {work.requests:,} requests of {work.prompt_tokens:,}+{work.new_tokens:,} "
-            f"tokens, ran {ran}: not comparable"
+            f"planned for {counted(work.requests, 'request')} of "
+            f"{work.prompt_tokens:,}+{work.new_tokens:,} tokens, ran {ran}: not comparable"
         )
     if hardware is None:
         return None

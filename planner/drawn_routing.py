@@ -33,6 +33,7 @@ from planner.documents.base import Source
 from planner.files import exists
 from planner.routing import TraceArrays, load_trace, trace_bytes, trace_document
 from planner.routing_sources import RoutingSource, load_source
+from solvers.counting import counted
 from solvers.errors import DocumentError, OptionError, UnsupportedError
 from solvers.told import Told, untold
 
@@ -139,8 +140,9 @@ def _recorded(path: Path, model: ModelSpec) -> DrawnRouting:
     spec = model.layers[moe[0]]
     if (trace.moe_layers, trace.experts, trace.top_k) != (moe, spec.experts, spec.top_k):
         raise DocumentError(
-            f"{path}: of {len(trace.moe_layers)} layers with {trace.top_k} of {trace.experts} "
-            f"experts; {model.name} has {len(moe)} with {spec.top_k} of {spec.experts}"
+            f"{path}: of {counted(len(trace.moe_layers), 'layer')} with {trace.top_k} of "
+            f"{counted(trace.experts, 'expert')}; {model.name} has {len(moe)} with {spec.top_k} of "
+            f"{spec.experts}"
         )
     said = f"whole sequences as in {path.name}"
     if trace.model_hash != document_hash(model):
@@ -158,9 +160,13 @@ def _chances(
     moe = model.moe_layers
     experts, top_k = model.layers[moe[0]].experts, model.layers[moe[0]].top_k
     if source.experts != experts:
-        raise DocumentError(f"{path}: of {source.experts} experts; {model.name} has {experts}")
+        raise DocumentError(
+            f"{path}: of {counted(source.experts, 'expert')}; {model.name} has {experts}"
+        )
     if source.top_k not in (None, top_k):
-        raise DocumentError(f"{path}: {source.top_k} experts a token; {model.name} has {top_k}")
+        raise DocumentError(
+            f"{path}: {counted(source.top_k, 'expert')} a token; {model.name} has {top_k}"
+        )
     if source.layers[-1] > model.layers[-1].index or len(source.layers) > len(moe):
         raise DocumentError(
             f"{path}: of layers up to {source.layers[-1]}; {model.name} has {len(model.layers)}"
@@ -186,10 +192,11 @@ def _chances(
         if source.kind == "joint":
             said += ", nor which follow which from layer to layer"
         if len(prompts) > 1:
-            said += f"; sequences take turns among {len(prompts)} domains"
+            said += f"; sequences take turns among {counted(len(prompts), 'domain')}"
     if len(set(nearest.tolist())) < len(moe):
         said += (
-            f"; only {len(known)} of {len(moe)} layers are known, the others take the nearest one's"
+            f"; of {counted(len(moe), 'layer')} {len(known)} known, the others take the "
+            "nearest one's"
         )
     chance = np.stack([[inclusion(row, top_k) for row in one[nearest]] for one in prompts])
     return chance, said

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from planner.documents import Policy
 from planner.factors import Factors
 from planner.groups import Candidate
+from solvers.counting import counted
 from solvers.outcome import Schedule
 from solvers.replay import Replay, replay
 
@@ -136,10 +137,10 @@ def format_words(candidate: Candidate, policy: Policy) -> str:
     size = max(layer.expert_bytes for layer in layers)
     alone, packed = (encoding.copy_ns(size, kind=kind) / 1e6 for kind in ("raw", "expert"))
     return (
-        f"of {streams} experts that are copied {raw} are read as they are and {streams - raw} "
-        f"compressed: that takes {alone:.3g} and {packed:.3g} ms alone, and computation beside it "
-        f"{costs.raw.compute_slowdown.value:.2f} and {costs.compute_slowdown.value:.2f} times as "
-        "long as alone"
+        f"of {counted(streams, 'expert')} to be copied {raw} are read as they are and "
+        f"{streams - raw} compressed: that takes {alone:.3g} and {packed:.3g} ms alone, and "
+        f"computation beside it {costs.raw.compute_slowdown.value:.2f} and "
+        f"{costs.compute_slowdown.value:.2f} times as long as alone"
     )
 
 

@@ -35,6 +35,7 @@ from planner.form_costs import expert_curve
 from planner.host import host_stays
 from planner.memory import EXPERT_TILE_ROWS, Forms
 from planner.profiles import Profile
+from solvers.counting import counted
 from solvers.errors import OptionError
 
 __all__ = [
@@ -320,7 +321,7 @@ def forms_words(policy: Policy, error: ExpertError | None, experts: int) -> str:
     parts = [f"{rest} as in the checkpoint"] if rest else []
     parts += [f"{count} in {form}" for form, count in used.items()]
     return (
-        f"of {experts} experts {', '.join(parts)}: their weights are {error.mean_ppb / PPB:.3%} "
-        f"off, by root mean square of each and on average over what recorded tokens chose; "
-        f"{error.allowed_ppb / PPB:.3%} was allowed"
+        f"of {counted(experts, 'expert')} {', '.join(parts)}: their weights are "
+        f"{error.mean_ppb / PPB:.3%} off, by root mean square of each and on average over what "
+        f"recorded tokens chose; {error.allowed_ppb / PPB:.3%} was allowed"
     )

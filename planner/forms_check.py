@@ -7,6 +7,7 @@ import numpy as np
 from planner.documents import OWN, ModelSpec, Plan, Policy
 from planner.profiles import Profile
 from solvers.checker import Violation
+from solvers.counting import counted
 
 __all__ = ["check_allowed", "check_forms", "check_layers"]
 
@@ -61,7 +62,10 @@ def check_layers(policy: Policy, model: ModelSpec) -> list[Violation]:
     for index, (layer, spec) in enumerate(zip(policy.layers, model.layers, strict=False)):
         where = f"policy.layers.{index}.forms"
         if layer.forms and len(layer.forms) != spec.experts:
-            message = f"{len(layer.forms)} forms, the layer has {spec.experts} experts"
+            message = (
+                f"{counted(len(layer.forms), 'form')}, the layer has "
+                f"{counted(spec.experts, 'expert')}"
+            )
             return [Violation("forms", where, message)]
         foreign = sorted({*layer.forms} - known)
         if foreign:

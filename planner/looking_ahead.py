@@ -25,6 +25,7 @@ from planner.profiles import Profile
 from planner.recompute import candidate_of
 from solvers.caching import kept_order
 from solvers.checker import check_schedule
+from solvers.counting import counted
 from solvers.layout import Layout
 from solvers.outcome import Eviction, Schedule, StageChoice
 from solvers.problem import Problem
@@ -114,7 +115,7 @@ def with_predictors(plan: Plan, profile: Profile, seed: int = 0) -> Plan:
     restated = _restated(dataclasses.replace(plan, policy=policy), candidate, schedule)
     note = (
         f"predictors by layers: lookahead in {sum(one.looks_ahead for one in schedule.stages)}; "
-        f"with {schedule.slots} slots and eviction {schedule.eviction} that is "
+        f"with {counted(schedule.slots, 'slot')} and eviction {schedule.eviction} that is "
         f"{1 - restated.promised / before:.1%} better than predictors with the plan's own slots"
     )
     return dataclasses.replace(restated, notes=(*plan.notes, note))

@@ -11,6 +11,7 @@ from planner.host import host_words
 from planner.interval import extrapolated
 from planner.kv import writes_words
 from planner.sizes import typed_size
+from solvers.counting import counted
 
 __all__ = ["plan_notes"]
 
@@ -54,8 +55,9 @@ def _group(candidate: Candidate, memory: MemoryAccount) -> str:
     kv = memory.by_purpose.get("kv", 0) + memory.by_purpose.get("hidden", 0)
     share = kv / max(memory.capacity_bytes, 1)
     return (
-        f"{workload.requests} requests in {groups} groups of {group}: KV and hidden states of a "
-        f"group take {share:.0%} of the budget, and a larger group would leave less for experts"
+        f"{counted(workload.requests, 'request')} in {counted(groups, 'group')} of {group}: KV and "
+        f"hidden states of a group take {share:.0%} of the budget, and a larger group would leave "
+        "less for experts"
     )
 
 
@@ -78,9 +80,9 @@ def _copies(candidate: Candidate, predicted: Predicted) -> str:
         whole *= busy / max(lasts * candidate.factors.copy, 1.0)
     ahead, demanded = ahead / whole, demanded / whole
     return (
-        f"a pass copies about {_about(ahead + demanded)} of {len(each)} experts, predicted on "
-        f"average: {_about(ahead)} ahead of the router and {_about(demanded)} on demand (what is "
-        "left of a copy when the router speaks counts as on demand)"
+        f"a pass copies about {_about(ahead + demanded)} of {counted(len(each), 'expert')}, "
+        f"predicted on average: {_about(ahead)} ahead of the router and {_about(demanded)} on "
+        "demand (what is left of a copy when the router speaks counts as on demand)"
     )
 
 
@@ -110,9 +112,9 @@ def _keys_values(
             f"{encoding.kept.all_bytes / memory.capacity_bytes:.0%} of the budget would go to them"
         )
     return (
-        f"keys and values of {len(streams)} of {len(policy.layers)} layers lie below the device, "
-        f"and each pass copies those that exist by then with the dense parts, at the longest "
-        f"{typed_size(size)}: {why}; "
+        f"keys and values of {len(streams)} of {counted(len(policy.layers), 'layer')} lie below "
+        "the device, and each pass copies those that exist by then with the dense parts, at the "
+        f"longest {typed_size(size)}: {why}; "
         f"{writes_words(encoding.profile.costs, predicted.totals)}"
         f"{_unequal(candidate, streams, predicted)}"
     )
@@ -146,9 +148,9 @@ def _unequal(candidate: Candidate, streams: list[int], predicted: Predicted) -> 
     writes = sum(count for _, count in first.sizes)
     return (
         f". That is for prompts of one length: with those recorded, of {min(prompts)} to "
-        f"{max(prompts)} tokens (longer ones count as {workload.prompt_tokens}), a decode pass "
-        f"writes back {typed_size(first.size_bytes)} a layer, in {writes} "
-        f"write{'s' if writes > 1 else ''}, instead of {typed_size(even.size_bytes)}, which makes "
+        f"{counted(max(prompts), 'token')} (longer ones count as {workload.prompt_tokens}), a "
+        f"decode pass writes back {typed_size(first.size_bytes)} a layer, in "
+        f"{counted(writes, 'write')}, instead of {typed_size(even.size_bytes)}, which makes "
         f"the run {longer / max(predicted.totals.wall_ns, 1):.1%} longer"
     )
 
@@ -210,18 +212,20 @@ def _scenarios(candidate: Candidate) -> list[str]:
     group = candidate.encoding.group
     if split.shared:
         notes.append(
-            f"the routing trace has only {sequences.count} sequences: the same ones fit, choose "
-            "and judge, so the prediction is optimistic"
+            f"the routing trace has only {counted(sequences.count, 'sequence')}: the same ones "
+            "fit, choose and judge, so the prediction is optimistic"
         )
     fewest = min(len(split.fit), len(split.choose), len(split.judge))
     if fewest < min(group, candidate.encoding.workload.requests):
         notes.append(
-            f"groups of {group} are drawn from as few as {fewest} recorded sequences, so some "
-            "stand for several requests, at other positions"
+            f"groups of {group} are drawn from as few as {counted(fewest, 'recorded sequence')}, "
+            "so some stand for several requests, at other positions"
         )
     prompt = candidate.encoding.workload.prompt_tokens
     if all(length < prompt for _, length in sequences.prefill):
-        notes.append(f"no recorded prompt has {prompt} tokens: shorter ones are repeated")
+        notes.append(
+            f"no recorded prompt has {counted(prompt, 'token')}: shorter ones are repeated"
+        )
     copying, prefill, decode, _ = candidate.factors
     if max(candidate.factors) > 1.0:
         notes.append(

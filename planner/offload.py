@@ -30,6 +30,7 @@ from planner.profiles import Profile
 from planner.scenarios import Sequences, split_sequences
 from planner.sizes import typed_size
 from planner.solve import inputs_of
+from solvers.counting import counted
 from solvers.errors import BudgetError, OptionError, UnsupportedError
 from solvers.layout import smallest_capacity
 from solvers.outcome import Schedule, StageChoice, Stop
@@ -134,7 +135,8 @@ def rank_batch(placement: ExpertPlacement, workload: Workload, batch_size: int |
     most = -(-workload.requests // placement.devices)
     if batch_size is not None and batch_size > most:
         raise OptionError(
-            f"batches of {batch_size} sequences have no effect: a device gets at most {most}"
+            f"batches of {counted(batch_size, 'sequence')} have no effect: a device gets at most "
+            f"{most}"
         )
     return batch_size or most
 
@@ -164,8 +166,8 @@ def offload_group(
     context = workload.prompt_tokens + workload.new_tokens
     if context > model.max_context:
         raise OptionError(
-            f"{workload.prompt_tokens} prompt and {workload.new_tokens} new tokens exceed the "
-            f"model's context of {model.max_context}"
+            f"{workload.prompt_tokens} prompt and {counted(workload.new_tokens, 'new token')} "
+            f"exceed the model's context of {model.max_context}"
         )
     if workload.attention_window is not None:
         raise UnsupportedError("an attention window cannot be had on several devices yet")

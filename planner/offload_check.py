@@ -22,6 +22,7 @@ from planner.offload_problem import DeviceCandidate
 from planner.profiles import Profile
 from planner.solve import inputs_of
 from solvers.checker import Violation, check_schedule
+from solvers.counting import counted
 from solvers.errors import InputError
 from solvers.outcome import Schedule
 from solvers.registry import names
@@ -75,8 +76,9 @@ def _check_stated(placement: ExpertPlacement) -> list[Violation]:
         mean, most = figures.average_max_load, figures.max_load
         # the fullest of D devices has a D-th of the load at least, and no mean is above its largest
         if not 1 / placement.devices - 1e-9 <= mean <= most + 1e-9:
-            message = f"average_max_load {mean:.4f}, max_load {most:.4f} on {placement.devices}"
-            found.append(Violation("load", name, f"{message} devices contradict each other"))
+            on = counted(placement.devices, "device")
+            message = f"average_max_load {mean:.4f}, max_load {most:.4f} on {on}"
+            found.append(Violation("load", name, f"{message} contradict each other"))
     return found
 
 

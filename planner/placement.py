@@ -21,6 +21,7 @@ from planner.files import read_regular
 from planner.memory import held_expert_bytes
 from planner.routing_draws import check_work, draw_scenarios, half_counts
 from planner.routing_sources import RoutingSource
+from solvers.counting import counted
 from solvers.errors import BudgetError, OptionError
 from solvers.outcome import Stop
 from solvers.placement.choose import Origins
@@ -67,7 +68,7 @@ class Cluster:
     Raises
     ------
     OptionError
-        If devices do not divide into nodes, or a bandwidth is not positive.
+        If devices cannot be divided into nodes, or a bandwidth is not positive.
     """
 
     devices: int
@@ -77,9 +78,12 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if not 1 <= self.devices <= _MOST_DEVICES:
-            raise OptionError(f"{self.devices} devices: give 1 to {_MOST_DEVICES}")
+            raise OptionError(f"{counted(self.devices, 'device')}: give 1 to {_MOST_DEVICES}")
         if self.nodes < 1 or self.devices % self.nodes:
-            raise OptionError(f"{self.devices} devices do not divide into {self.nodes} nodes")
+            raise OptionError(
+                f"{counted(self.devices, 'device')} cannot be divided into "
+                f"{counted(self.nodes, 'node')}"
+            )
         if min(self.intra_bandwidth, self.inter_bandwidth) <= 0:
             raise OptionError("a bandwidth between devices is not positive")
 
@@ -198,9 +202,10 @@ def expert_room(
     if room < even:
         smallest = even * expert_bytes * layers
         raise BudgetError(
-            f"{memory_bytes:,} bytes for experts on each of {cluster.devices} devices hold {room} "
-            f"experts of each layer; {even} are needed, with {replicas} replicas: the smallest "
-            f"memory that works is {smallest:,} bytes ({-(-smallest // (1 << 20))} MiB)",
+            f"{memory_bytes:,} bytes for experts on each of {counted(cluster.devices, 'device')} "
+            f"hold {counted(room, 'expert')} of each layer; {even} are needed, with "
+            f"{counted(replicas, 'replica')}: the smallest memory that works is {smallest:,} bytes "
+            f"({-(-smallest // (1 << 20))} MiB)",
             smallest,
         )
     return np.full((layers, cluster.devices), room, dtype=np.int64)
@@ -219,8 +224,8 @@ def largest_expert(model: ModelSpec, experts: int, where: str) -> int:
     counts = {layer.experts for layer in model.layers if layer.experts}
     if counts != {experts}:
         raise OptionError(
-            f"{where} has {', '.join(map(str, sorted(counts))) or 'no'} experts in a layer, the "
-            f"routing statistics {experts}"
+            f"{where} has {', '.join(map(str, sorted(counts))) or 'no'} experts in a "
+            f"layer, the routing statistics {experts}"
         )
     return max(sizes)
 
@@ -275,8 +280,9 @@ def place(
         )
     if cluster.devices > source.experts + replicas:
         raise OptionError(
-            f"{cluster.devices} devices are more than {source.experts} experts and {replicas} "
-            "replicas: some would hold nothing; give more --replicas or fewer --devices"
+            f"{counted(cluster.devices, 'device')} are more than "
+            f"{counted(source.experts, 'expert')} and {counted(replicas, 'replica')}: some "
+            "would hold nothing; give more --replicas or fewer --devices"
         )
     fit = PlacementProblem(scenes.fit, room, replicas)
     judge = PlacementProblem(scenes.judge, room, replicas)

@@ -23,6 +23,7 @@ from planner.overlap import most_beside_writes
 from planner.profiles import Profile
 from planner.scenarios import Sequences, split_sequences
 from solvers.checker import Violation, check_schedule
+from solvers.counting import counted
 from solvers.errors import InputError
 
 _KV_OTHERWISE = (
@@ -144,7 +145,7 @@ def _pairs(where: str, stated: Any, computed: Any) -> Iterator[tuple[str, Any, A
     if isinstance(stated, Timeline):
         rows, ours = list(stated.events()), list(computed.events())
         if len(rows) != len(ours):
-            yield where, f"{len(rows)} rows", f"{len(ours)} rows"
+            yield where, counted(len(rows), "row"), counted(len(ours), "row")
         for index, (row, own) in enumerate(zip(rows, ours, strict=False)):
             if row != own:
                 yield f"{where}.{index}", tuple(row), tuple(own)

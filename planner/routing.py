@@ -17,6 +17,7 @@ from planner.archives import FAULTS, array_header
 from planner.documents import RoutingTrace, load_document, write_atomic, write_document
 from planner.documents.base import Source
 from planner.files import read_regular
+from solvers.counting import counted
 from solvers.errors import DocumentError
 
 __all__ = [
@@ -229,7 +230,7 @@ def _header_fault(trace: RoutingTrace, data: bytes) -> str | None:
     if size > _MOST_ARRAY_BYTES:
         return f"arrays of {size:,} bytes are more than a trace can have"
     if trace.experts > 1 << 16:
-        return f"{trace.experts:,} experts are more than its numbers can name"
+        return f"{counted(trace.experts, 'expert')} are more than its numbers can name"
     if data[:2] != b"PK":
         return "not a routing array file: one array, no archive"
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -256,7 +257,9 @@ def _fault(trace: RoutingTrace, arrays: TraceArrays) -> str | None:
     if bool((np.diff(arrays.position)[step == 0] <= 0).any()):
         return "position does not ascend inside a sequence"
     if len(np.unique(arrays.sequence)) != trace.sequences:
-        return f"holds {len(np.unique(arrays.sequence))} sequences, not {trace.sequences}"
+        return (
+            f"holds {counted(len(np.unique(arrays.sequence)), 'sequence')}, not {trace.sequences}"
+        )
     return _fault_of_sides(arrays)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.routing_sources import MOST_CELLS, RoutingSource
+from solvers.counting import counted
 from solvers.errors import OptionError
 
 __all__ = ["check_work", "draw_passes", "draw_scenarios", "half_counts"]
@@ -43,7 +44,7 @@ def check_work(source: RoutingSource, count: int, batch: int, asked: int | None 
     """
     asked = count if asked is None else asked
     cells = len(source.layers) * source.experts
-    size = f"{len(source.layers):,} layers of {source.experts:,} experts"
+    size = f"{counted(len(source.layers), 'layer')} of {counted(source.experts, 'expert')}"
     most = min(MOST_CELLS // cells, _MOST_SCENARIOS) * asked // count
     if asked > most:
         raise OptionError(f"--scenarios {asked} is too many for {size}: at most {most} work")
@@ -163,7 +164,7 @@ def draw_passes(
     """
     if tokens * top_k > _MOST_TOKENS:
         raise OptionError(
-            f"{tokens} tokens of a pass are too many: at most {_MOST_TOKENS // top_k}"
+            f"{counted(tokens, 'token')} of a pass are too many: at most {_MOST_TOKENS // top_k}"
         )
     random = np.random.default_rng((seed, 3))
     if source.heat:
@@ -177,7 +178,10 @@ def draw_passes(
     else:
         batch = tokens if sequences is None else sequences
         if batch > tokens:
-            raise OptionError(f"{batch} sequences of only {tokens} tokens: each has one at least")
+            raise OptionError(
+                f"{counted(batch, 'sequence')} of only {counted(tokens, 'token')}: each has one at "
+                "least"
+            )
         known = sum(half_counts(source, source.domains, "second"))
         batch = min(batch, known) if sequences is None else batch
         drawn = draw_scenarios(source, count, batch=batch, seed=seed, half="second")

@@ -33,6 +33,7 @@ from planner.documents import RoutingTrace
 from planner.documents.base import printable
 from planner.files import loads_once, read_regular
 from planner.routing import TraceArrays, load_trace
+from solvers.counting import counted
 from solvers.errors import DocumentError, OptionError
 
 __all__ = ["MOST_CELLS", "RoutingSource", "load_source", "trace_source"]
@@ -312,12 +313,13 @@ def _table(rows: Any, path: Path, where: str) -> Floats:
 def _check_size(layers: int, experts: int, where: str) -> None:
     if layers > _MOST_LAYERS or experts > _MOST_EXPERTS:
         raise DocumentError(
-            f"{where}: {layers:,} layers of {experts:,} experts; no model has more than "
-            f"{_MOST_LAYERS:,} of {_MOST_EXPERTS:,}"
+            f"{where}: {counted(layers, 'layer')} of {counted(experts, 'expert')}; no model has "
+            f"more than {_MOST_LAYERS:,} of {_MOST_EXPERTS:,}"
         )
     if (layers - 1) * experts**2 > MOST_CELLS:
         raise DocumentError(
-            f"{where}: {layers:,} layers of {experts:,} experts have too many pairs to work on"
+            f"{where}: {counted(layers, 'layer')} of {counted(experts, 'expert')} have too many "
+            "pairs to work on"
         )
 
 

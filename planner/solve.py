@@ -40,6 +40,7 @@ from planner.second import settle_second
 from planner.span import check_span
 from planner.stated import document, inputs_of
 from planner.too_small import too_small
+from solvers.counting import counted
 from solvers.errors import OptionError
 from solvers.outcome import Stop
 from solvers.registry import Feature, Limits, Progress, load_runnable, names
@@ -194,13 +195,14 @@ def solve(
         raise OptionError(f"the time limit is {time_limit_seconds} seconds; give a positive one")
     if workload.requests > MOST_REQUESTS:
         raise OptionError(
-            f"{workload.requests} requests are more than one plan is made for: {MOST_REQUESTS:,}"
+            f"{counted(workload.requests, 'request')} are more than one plan is made for: "
+            f"{MOST_REQUESTS:,}"
         )
     context = workload.prompt_tokens + workload.new_tokens
     if context > profile.model.max_context:
         raise OptionError(
-            f"{workload.prompt_tokens} prompt and {workload.new_tokens} new tokens exceed the "
-            f"model's context of {profile.model.max_context}"
+            f"{workload.prompt_tokens} prompt and {counted(workload.new_tokens, 'new token')} "
+            f"exceed the model's context of {profile.model.max_context}"
         )
     check_span(profile.model, workload)
     check_place(kv, profile.model, profile.hardware.device)

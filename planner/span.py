@@ -7,6 +7,7 @@ that no later token sees are not kept.
 from __future__ import annotations
 
 from planner.documents import ModelSpec, Workload
+from solvers.counting import counted
 from solvers.errors import OptionError, UnsupportedError
 
 __all__ = ["check_span", "context_tokens", "kept_tokens", "seen_tokens"]
@@ -41,7 +42,7 @@ def check_span(model: ModelSpec, workload: Workload) -> None:
     OptionError
         If no sequence is longer than what is seen.
     """
-    window, sinks = workload.attention_window, workload.attention_sinks
+    window, sinks = workload.attention_window, workload.attention_sinks or 0
     if window is None:
         return
     if model.encoder:
@@ -52,7 +53,7 @@ def check_span(model: ModelSpec, workload: Workload) -> None:
     for layer in model.layers:
         why = ""
         if layer.window is not None:
-            why = f"has a window of {layer.window} tokens of its own"
+            why = f"has a window of {counted(layer.window, 'token')} of its own"
         elif layer.state_bytes:
             why = "keeps a state instead of keys and values"
         if why:
@@ -64,6 +65,7 @@ def check_span(model: ModelSpec, workload: Workload) -> None:
     context = context_tokens(workload) - 1
     if kept_tokens(workload) >= context:
         raise OptionError(
-            f"an attention window of {window} tokens and {sinks} sinks has no effect: at most "
-            f"{context} tokens of a sequence are looked at; give a smaller window, or leave it out"
+            f"an attention window of {counted(window, 'token')} and {counted(sinks, 'sink')} has "
+            f"no effect: no token has more than {counted(context, 'token')} to look at; give a "
+            "smaller window, or leave it out"
         )

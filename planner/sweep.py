@@ -37,6 +37,7 @@ from planner.objectives import objective_named
 from planner.profiles import Profile
 from planner.recompute import candidate_of
 from planner.solve import document, solve
+from solvers.counting import counted
 from solvers.errors import BudgetError, OptionError
 from solvers.registry import Feature, Limits, load
 from solvers.told import Told, untold
@@ -109,11 +110,12 @@ def budgets_between(low_bytes: int, high_bytes: int, steps: int) -> tuple[int, .
         If they are not so many different ones.
     """
     if steps < 2:
-        raise OptionError(f"{steps} steps are no range; take 2 or more")
+        raise OptionError(f"a range has 2 steps or more, not {steps}")
     if high_bytes - low_bytes < steps - 1:
         raise OptionError(
-            f"from {low_bytes:,} to {high_bytes:,} bytes there are no {steps} different budgets: "
-            f"take at most {high_bytes - low_bytes + 1} steps"
+            f"from {low_bytes:,} to {high_bytes:,} bytes there are no "
+            f"{counted(steps, 'different budget')}: take at most "
+            f"{counted(high_bytes - low_bytes + 1, 'step')}"
             if high_bytes > low_bytes
             else f"from {low_bytes:,} to {high_bytes:,} is no range; write the smaller one first"
         )

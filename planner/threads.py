@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from planner.documents import ThreadRatio, ThreadUse
+from solvers.counting import counted
 
 __all__ = ["ratio_words", "thread_words"]
 
@@ -17,14 +18,15 @@ def thread_words(use: ThreadUse) -> str:
         return "one thread computes everything"
     if set(use.several.values()) == {1} and len(use.several) > 1:
         names = [kind.replace("_", " ") for kind in use.several]
-        return f"{use.count} threads compute {', '.join(names)}, of any size"
+        return f"{counted(use.count, 'thread')} compute {', '.join(names)}, of any size"
     kinds: defaultdict[int, list[str]] = defaultdict(list)
     for kind, rows in use.several.items():
         kinds[rows].append(kind.replace("_", " "))
     large = "; ".join(
-        f"{', '.join(names)} from {rows} rows on" for rows, names in sorted(kinds.items())
+        f"{', '.join(names)} from {counted(rows, 'row')} on"
+        for rows, names in sorted(kinds.items())
     )
-    return f"{use.count} threads compute {large}; one thread computes all else"
+    return f"{counted(use.count, 'thread')} compute {large}; one thread computes all else"
 
 
 def ratio_words(ratios: Sequence[ThreadRatio]) -> dict[str, tuple[str, float]]:
@@ -32,10 +34,10 @@ def ratio_words(ratios: Sequence[ThreadRatio]) -> dict[str, tuple[str, float]]:
     ratios' spreads, as shares of them."""
     found: defaultdict[str, list[ThreadRatio]] = defaultdict(list)
     for one in sorted(ratios, key=lambda one: (one.threads, one.kind, one.rows)):
-        found[f"{one.threads} threads, {one.kind.replace('_', ' ')}"].append(one)
+        found[f"{counted(one.threads, 'thread')}, {one.kind.replace('_', ' ')}"].append(one)
     return {
         name: (
-            ", ".join(f"{one.ratio.value:.2f} at {one.rows}" for one in own),
+            f"{', '.join(f'{one.ratio.value:.2f} at {one.rows}' for one in own)} rows",
             median((one.ratio.spread or 0.0) / one.ratio.value for one in own),
         )
         for name, own in found.items()

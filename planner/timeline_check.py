@@ -6,6 +6,7 @@ from collections import Counter
 
 from planner.documents import Event, ModelSpec, Plan
 from solvers.checker import Violation
+from solvers.counting import counted
 
 __all__ = ["check_timeline"]
 
@@ -80,9 +81,12 @@ def _fault(row: Event, plan: Plan, model: ModelSpec | None) -> tuple[str, str] |
         return "timeline_item", f"item {row.item} of {items}"
     # a full group and a smaller last one, each prefilled and decoded; copies run a pass ahead
     if row.pass_index >= 2 * plan.workload.new_tokens + copies:
-        return "timeline_pass", f"pass {row.pass_index} of {plan.workload.new_tokens} new tokens"
+        return (
+            "timeline_pass",
+            f"pass {row.pass_index} of {counted(plan.workload.new_tokens, 'new token')}",
+        )
     waits = row.kind.startswith("wait_")
     moves, works = copies or row.kind == "write_kv", not copies and not waits
     if (row.size_bytes > 0) != moves or (row.rows > 0) != works:
-        return "timeline_size", f"{row.rows} rows and {row.size_bytes} bytes"
+        return "timeline_size", f"{counted(row.rows, 'row')} and {row.size_bytes} bytes"
     return None

@@ -191,7 +191,8 @@ def _tensor(path: Path, name: str, entry: object, data_offset: int) -> StoredTen
         bits *= size
     if begin > end or bits % 8 or end - begin != bits // 8:
         raise _fault(
-            path, f"{where}: bytes {begin} to {end} do not hold {_show(shape)} values of {dtype}"
+            path,
+            f"{where}: bytes {begin} to {end} do not hold {_show(shape)} values of {dtype}",
         )
     return StoredTensor(name, path, dtype, tuple(shape), data_offset + begin, end - begin)
 

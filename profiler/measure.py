@@ -48,6 +48,7 @@ from profiler.observed import Observed
 from profiler.samples import PassSamples
 from profiler.tasks import Task
 from profiler.threads import measure_threads
+from solvers.counting import counted
 
 __all__ = ["Measurement"]
 
@@ -147,7 +148,7 @@ class Measurement:
                 continue
             first = fitted[0]
             kind = "decode" if first.prompt_tokens is None else "prefill"
-            what = f"{kind} at {first.context} tokens"
+            what = f"{kind} at {counted(first.context, 'token')}"
             estimate = (self.effort.cell_ns + 50_000_000) * len(fitted) + 100_000_000
             tasks.append(Task(what, estimate, self._compute(fitted, plan)))
         decoding = any(task.what.startswith("decode") for task in tasks)

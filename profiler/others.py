@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from executor.allocator import usable_cores
+from solvers.counting import counted
 
 __all__ = ["MOST_TAKEN", "Moment", "moment", "quietly", "taken", "taken_words"]
 
@@ -79,7 +80,7 @@ def taken_words(cores: float | None, what: str = "the profile") -> str | None:
     usable = usable_cores()
     if cores is None or cores <= MOST_TAKEN * usable:
         return None
-    return f"other programs had {cores:.1f} of {usable} cores while {what} was measured"
+    return f"other programs had {cores:.1f} of {counted(usable, 'core')} while {what} was measured"
 
 
 def quietly(

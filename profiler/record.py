@@ -19,6 +19,7 @@ from planner.documents import LayerPolicy, ModelSpec, Policy, ThreadUse, Workloa
 from planner.groups import CHUNK_BYTES
 from planner.memory import account_device, default_head_tiling, smallest_budget
 from planner.routing import TraceArrays
+from solvers.counting import counted
 from solvers.errors import BudgetError, OptionError
 
 __all__ = ["Recording", "longest_prompt", "record_routing", "recording_policy"]
@@ -167,8 +168,8 @@ def record_routing(
         raise OptionError("routing is recorded on prompts, of one token at least each")
     if longest + new_tokens > model.max_context:
         raise OptionError(
-            f"a prompt of {longest} tokens and {new_tokens} new ones exceed the model's context of "
-            f"{model.max_context}"
+            f"a prompt of {counted(longest, 'token')} and {new_tokens} new ones exceed the model's "
+            f"context of {model.max_context}"
         )
     found = recording_policy(model, Workload(len(prompts), longest, new_tokens), memory_bytes)
     if found is None:
@@ -176,8 +177,8 @@ def record_routing(
             model, Workload(1, longest, new_tokens), DTYPES[model.dtype].itemsize
         )
         raise BudgetError(
-            f"a prompt of {longest} tokens does not run in {memory_bytes:,} bytes of memory; "
-            f"give shorter prompts, or {need:,} bytes",
+            f"a prompt of {counted(longest, 'token')} does not run in {memory_bytes:,} bytes of "
+            f"memory; give shorter prompts, or {need:,} bytes",
             need,
         )
     policy, workload = replace(found[0], threads=threads), found[1]

@@ -26,6 +26,7 @@ from profiler.compute import Cell
 from profiler.curves import figure
 from profiler.layout import BenchPlan, Layout
 from profiler.others import quietly
+from solvers.counting import counted
 from solvers.errors import OptionError
 
 __all__ = ["candidates", "choose", "given_threads", "measure_threads"]
@@ -66,8 +67,8 @@ def given_threads(count: int) -> ThreadTimes:
     cores = usable_cores()
     if not 1 <= count <= cores:
         raise OptionError(
-            f"{count} threads cannot compute here: this process may use {cores} of the machine's "
-            f"cores, so give 1 to {cores}, or none, and it is measured what is best"
+            f"{counted(count, 'thread')} cannot compute here: this process may use {cores} of the "
+            f"machine's cores, so give 1 to {cores}, or none, and it is measured what is best"
         )
     return ThreadTimes(ThreadUse(count, dict.fromkeys(_KINDS, 1) if count > 1 else {}))
 

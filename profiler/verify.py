@@ -17,6 +17,7 @@ from planner.documents.costs import OperationKind
 from planner.documents.timeline import EventKind, on_compute
 from planner.kv import NOT_MEASURED
 from planner.sizes import typed_size
+from solvers.counting import counted
 from solvers.errors import StaleError
 
 __all__ = ["Comparison", "RateComparison", "Verification", "verify"]
@@ -162,7 +163,7 @@ def verify(
         notes.append(apart)
     elif measured.new_tokens != asked:
         notes.append(
-            f"the plan is for {asked:,} new tokens, the run made {measured.new_tokens:,}: "
+            f"the plan is for {counted(asked, 'new token')}, the run made {measured.new_tokens:,}: "
             "times and bytes are not of the same work"
         )
     drift = None

@@ -24,6 +24,7 @@ from planner.files import exists, is_dir, led_to
 from planner.profiles import UNFINISHED, Profile
 from planner.routing import TraceArrays, write_trace
 from profiler.refine import Refined
+from solvers.counting import counted
 from solvers.errors import OptionError
 
 __all__ = ["check_out", "write_folder", "write_refined", "write_routing"]
@@ -109,7 +110,7 @@ def write_refined(profile: Profile, refined: Refined, out: Path) -> ProfileIndex
     check_out(out)
     index = profile.index
     events = sum(step.events for step in refined.steps)
-    note = f"its costs were corrected by {events:,} operations and copies of a run"
+    note = f"its costs were corrected by {counted(events, 'operation')} and copies of a run"
     return write_folder(
         out,
         refined.hardware,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from solvers.counting import counted
 from solvers.errors import OptionError
 from solvers.outcome import Bound, Schedule, StageChoice
 from solvers.problem import Problem, Stage
@@ -42,7 +43,7 @@ def used_bytes(problem: Problem, schedule: Schedule) -> int:
 def check_schedule(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
     """Yield all violations; a schedule that yields none can be replayed."""
     if len(schedule.stages) != len(problem.stages):
-        message = f"{len(schedule.stages)} stages instead of {len(problem.stages)}"
+        message = f"{counted(len(schedule.stages), 'stage')} instead of {len(problem.stages)}"
         yield Violation("stage_count", "schedule", message)
         return
     sound = True
@@ -101,13 +102,15 @@ def _check_slots(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
         yield Violation("slots", "slots", "items stream, but have no slot")
     if schedule.reserve > max(schedule.slots, 0):
         yield Violation(
-            "reserve", "reserve", f"{schedule.reserve} reserved of {schedule.slots} slots"
+            "reserve",
+            "reserve",
+            f"{schedule.reserve} reserved of {counted(schedule.slots, 'slot')}",
         )
     if streams_item and schedule.reserve < 1 and (on_demand or schedule.eviction != "none"):
         message = "copies on demand need a slot that prefetches leave to them"
         yield Violation("reserve_missing", "reserve", message)
     if schedule.hold is not None and (schedule.hold < 0 or not streams_start):
-        what = f"{schedule.hold} stages on" if streams_start else "no start unit streams"
+        what = f"{counted(schedule.hold, 'stage')} on" if streams_start else "no start unit streams"
         yield Violation("hold", "hold", f"copies ahead are held back, but {what}")
     largest = max((item.size_bytes for s, _ in pairs for item in s.items), default=0)
     if streams_item and largest > problem.slot_bytes:
@@ -122,7 +125,7 @@ def _check_host(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
     if problem.scenarios.host_work_ns is None:
         yield Violation("host_missing", "host", "items for a host where none works on them")
     if host.rows < 1 or not 1 <= host.percent <= 100:
-        message = f"{host.percent} in a hundred, of {host.rows} rows at most"
+        message = f"{host.percent} in a hundred, of {counted(host.rows, 'row')} at most"
         yield Violation("host_range", "host", message)
 
 

@@ -13,7 +13,7 @@ from solvers.host_search import tune_host
 from solvers.layout import infeasible
 from solvers.local import move_residents
 from solvers.outcome import Bound, Outcome, Schedule, Stop
-from solvers.polish import polish
+from solvers.polish import polish, polish_ahead
 from solvers.problem import Problem
 from solvers.registry import BACK_ENDS, HOSTED, Feature, Limits, Progress, load
 from solvers.relaxation import relax
@@ -145,6 +145,7 @@ class ExactSolver(ABC):
                 for candidate in model.schedules(solved.values):
                     search.try_schedule(candidate)
         polish(search)
+        polish_ahead(search)
         tune_caches(search)
         tune_host(search, starts)
         for one in starts:

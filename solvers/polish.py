@@ -10,12 +10,14 @@ from solvers.checker import check_schedule
 from solvers.layout import HOLDS, START, settled
 from solvers.outcome import Schedule, StageChoice
 from solvers.problem import Problem
-from solvers.sets import Search
+from solvers.sets import Search, demand_share
 
-__all__ = ["polish"]
+__all__ = ["polish", "polish_ahead"]
 
 _ITEMS = 50_000
 """Items of all replays together: the work limit."""
+_FEW_SLOTS = 2
+"""Up to how many slots the one that is left to copies on demand is much of them."""
 _TRADES = 2_000
 """Trades between stages that are looked at from one schedule."""
 
@@ -41,6 +43,27 @@ def polish(search: Search) -> None:
             if search.try_schedule(neighbour):
                 improved = True
                 break
+
+
+def polish_ahead(search: Search) -> None:
+    """Polish what copies all items ahead, too, those demanded most first: no slot is left to copies
+    on demand then, and a single one is enough to copy ahead. One item less on a list is on demand
+    and takes that slot, so that such schedules are not found step by step from others."""
+    best, problem = search.best, search.problem
+    if best is None or not best.slots or best.slots > _FEW_SLOTS or best.eviction != "none":
+        return
+    share = demand_share(problem).round(9)
+    own = Search(problem, [], search.deadline)
+    stages = []
+    for choice, stage, row in zip(best.stages, problem.stages, share.tolist(), strict=True):
+        listed = {*choice.resident, *choice.prefetch}
+        rest = [item for item in range(len(stage.items)) if item not in listed]
+        rest.sort(key=lambda item, row=row: -row[item])  # type: ignore[misc]
+        stages.append(replace(choice, prefetch=(*choice.prefetch, *rest)))
+    sizes = best.slots, best.start_slots, 0
+    own.try_schedule(settled(problem, tuple(stages), *sizes, host=best.host, hold=best.hold))
+    polish(own)
+    search.try_schedule(own.best)
 
 
 def _neighbours(problem: Problem, schedule: Schedule) -> Iterator[Schedule]:

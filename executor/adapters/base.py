@@ -238,8 +238,9 @@ class Adapter:
                 window = None  # it hides nothing
             if kind not in ("full_attention", "sliding_attention") or window != spec.window:
                 raise self.refuse(
-                    f"layer {spec.index}: layer_types has {kind!r} where a window of "
-                    f"{spec.window} tokens was expected; such a mixture is not supported"
+                    f"layer {spec.index}: layer_types has {kind!r} where "
+                    f"{'no window' if spec.window is None else f'one of {spec.window:,}'} was "
+                    "expected; such a mixture is not supported"
                 )
 
     def _longest_context(self) -> int | None:

@@ -25,6 +25,7 @@ from executor.tokenizer import end_tokens
 from planner.balance_simulator import Links, check_fits, copies_of
 from planner.documents import Curve, ExpertPlacement, document_hash
 from planner.memory import held_expert_bytes
+from solvers.counting import counted
 from solvers.errors import BudgetError, OptionError, UnsupportedError
 
 __all__ = ["ParallelEngine"]
@@ -106,7 +107,7 @@ class ParallelEngine(Closing):
         self._here = self._ranks[0 if machines is None else machines.number]
         if len(self._here) > _MOST_RANKS:
             raise UnsupportedError(
-                f"the placement has {len(self._here)} devices for this machine; at most "
+                f"the placement has {counted(len(self._here), 'device')} for this machine; at most "
                 f"{_MOST_RANKS} processes are started on one"
             )
         self.placement, self._eviction = placement, eviction or "lifo"
@@ -172,7 +173,8 @@ class ParallelEngine(Closing):
         most = max(len(shares[0]), 1)
         if batch_size is not None and batch_size > most:
             raise OptionError(
-                f"batches of {batch_size} sequences have no effect: a device gets at most {most}"
+                f"batches of {counted(batch_size, 'sequence')} have no effect: a device gets at "
+                f"most {most}"
             )
         offload = self.placement.offload
         if batch_size is None:
@@ -185,8 +187,8 @@ class ParallelEngine(Closing):
         passes = -(-most // batch_size) * max_new_tokens
         if rebalance is not None and (devices == 1 or rebalance.every >= passes):
             raise OptionError(
-                f"rebalancing after {rebalance.every} passes has no effect: the run takes at most "
-                f"{passes}, on {devices} device{'s' if devices > 1 else ''}"
+                f"rebalancing after {counted(rebalance.every, 'pass')} has no effect: the run "
+                f"takes at most {passes}, on {counted(devices, 'device')}"
             )
         group = self._load(
             self._options(),
@@ -320,14 +322,16 @@ class ParallelEngine(Closing):
         if not prompts:
             raise OptionError("there is no prompt")
         if max_new_tokens < 1:
-            raise OptionError(f"{max_new_tokens} new tokens are asked for; 1 is the least")
+            raise OptionError(
+                f"{counted(max_new_tokens, 'new token')} are asked for; 1 is the least"
+            )
         for number, prompt in enumerate(prompts, 1):
             check_tokens(number, prompt, self.model.vocab_size)
         longest = max(map(len, prompts)) + max_new_tokens
         if longest > self.model.max_context:
             raise OptionError(
-                f"{longest} tokens, of the longest prompt and {max_new_tokens} new ones, exceed "
-                f"the model's context of {self.model.max_context}"
+                f"{counted(longest, 'token')}, of the longest prompt and {max_new_tokens} new "
+                f"ones, exceed the model's context of {self.model.max_context}"
             )
 
     def close(self) -> None:

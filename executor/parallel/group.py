@@ -23,6 +23,7 @@ from typing import Any, Literal
 import executor
 from executor.closing import Closing
 from solvers import errors
+from solvers.counting import counted
 from solvers.errors import MoeplanError, RunError
 
 __all__ = ["LostPeerError", "RankGroup", "RankProcesses", "known_error", "told_error"]
@@ -103,7 +104,9 @@ class RankProcesses(Closing):
             self._first = self._start(interface)
         except OSError as error:
             self._let_go()
-            raise RunError(f"{devices} processes cannot be started: {error.strerror}") from error
+            raise RunError(
+                f"{counted(devices, 'process')} cannot be started: {error.strerror}"
+            ) from error
         cores = len(os.sched_getaffinity(0))
         with self._or_closed():
             answers = self.ask(

@@ -8,6 +8,7 @@ import socket
 from dataclasses import dataclass
 
 from executor.parallel.link import Link, interface_of
+from solvers.counting import counted
 from solvers.errors import OptionError
 
 __all__ = ["Machines"]
@@ -56,12 +57,14 @@ class Machines:
         """
         if nodes > 1 and nodes % self.count:
             raise OptionError(
-                f"the placement's {nodes} nodes do not divide over {self.count} machines: take as "
-                "many machines as it has nodes, or a divisor"
+                f"the placement's {counted(nodes, 'node')} cannot be divided over "
+                f"{counted(self.count, 'machine')}: take as many machines as it has nodes, or a "
+                "divisor"
             )
         if devices < self.count:
             raise OptionError(
-                f"the placement is for {devices} devices, fewer than {self.count} machines"
+                f"the placement is for {counted(devices, 'device')}, fewer than "
+                f"{counted(self.count, 'machine')}"
             )
         ends = [machine * devices // self.count for machine in range(self.count + 1)]
         return [range(first, stop) for first, stop in itertools.pairwise(ends)]

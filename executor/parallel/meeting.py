@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import FileStore, Store, TCPStore
 from executor.backends import make_backend
 from executor.memory import Backend
 from executor.parallel.group import DeviceName
+from solvers.counting import counted
 from solvers.errors import UnsupportedError
 
 __all__ = ["GROUP_BACKENDS", "Meeting", "rank_backend", "wait_for_all"]
@@ -46,8 +47,9 @@ def rank_backend(device: DeviceName, place: int, places: int) -> Backend:
     if found < places:
         have = f"only {found}" if found else "none"
         raise UnsupportedError(
-            f"device 'cuda': {places} devices of the placement are on this machine, each needs a "
-            f"CUDA GPU of its own, and torch finds {have}; place for fewer, or use cpu"
+            f"device 'cuda': {counted(places, 'device')} of the placement on this machine, each of "
+            f"which needs a CUDA GPU of its own, and torch finds {have}; place for fewer, or use "
+            "cpu"
         )
     if not torch.distributed.is_nccl_available():
         raise UnsupportedError("device 'cuda': this torch is built without nccl; use cpu")

@@ -37,6 +37,7 @@ from planner.checkpoint import load_config
 from planner.documents import writing
 from planner.documents.writing import take_over_mode
 from planner.files import exists, is_dir, is_file, led_to
+from solvers.counting import counted
 from solvers.errors import OptionError, RunError, UnsupportedError
 
 __all__ = ["FAMILIES", "SyntheticSummary", "write_synthetic"]
@@ -259,8 +260,8 @@ def _rule(architecture: Architecture, body: dict[str, Any]) -> tuple[Choice, int
         groups, kept = int(body.get("n_group") or 1), int(body.get("topk_group") or 1)
     if layer.experts % groups or not 1 <= kept <= groups:
         raise UnsupportedError(
-            f"model type {architecture.family!r}: {kept} of {groups} groups do not fit "
-            f"{layer.experts} experts"
+            f"model type {architecture.family!r}: {kept} of {counted(groups, 'group')} do not fit "
+            f"{counted(layer.experts, 'expert')}"
         )
     best = 2 if architecture.family in ("deepseek_v3", "glm4_moe") else 1
     return grouped_choice(layer.top_k, groups, kept, best), groups, layer.top_k

@@ -27,6 +27,7 @@ from planner.host import host_words
 from planner.kv import writes_words
 from planner.profiles import load_profile
 from planner.threads import thread_words
+from solvers.counting import counted
 from solvers.errors import StaleError
 
 if TYPE_CHECKING:
@@ -151,8 +152,8 @@ def _group(plan: Plan, found: Explanation) -> str:
     policy, work = plan.policy, plan.workload
     own = min(policy.n_batches * policy.batch_size, work.requests)
     text = (
-        f"Why n = {policy.n_batches} batches of {policy.batch_size}: one copy serves {own} of "
-        f"{work.requests} requests."
+        f"Why n = {counted(policy.n_batches, 'batch')} of {policy.batch_size}: one copy serves "
+        f"{own} of {counted(work.requests, 'request')}."
     )
     for point in found.groups:
         if point.sequences != own:
@@ -198,10 +199,13 @@ def _unit(unit: Unit) -> str:
 
 def _residents(found: Explanation) -> str:
     if found.first_left_out is None:
-        return f"Why these residents: all {found.units} units stay, so there is nothing to choose."
+        return (
+            f"Why these residents: all {counted(found.units, 'unit')} stay, so there is nothing to "
+            "choose."
+        )
     text = (
-        f"Why these residents: {found.residents} of {found.units} units stay, by the copying that "
-        "a byte of them saves."
+        f"Why these residents: {found.residents} of {counted(found.units, 'unit')} stay, by the "
+        "copying that a byte of them saves."
     )
     if found.last_kept is None:
         return f"{text} None does; the first would be {_unit(found.first_left_out)}."
@@ -330,8 +334,8 @@ def _prefetching(plan: Plan, found: Explanation) -> str:
     change = earned.without / earned.objective - 1 if earned.objective > 0 else 0.0
     way = "more" if change >= 0 else "less"
     return (
-        f"What prefetching earns: {earned.experts} experts are candidates for copying before "
-        "their router has spoken; without that the same plan takes "
+        f"What prefetching earns: the plan has {counted(earned.experts, 'candidate')} for copying "
+        "before their router has spoken; without that the same plan takes "
         f"{objective_words(plan, earned.without)}, {abs(change):.1%} {way}. Of all bytes copied "
         f"{earned.wasted_share:.1%} are prefetched in vain."
     )

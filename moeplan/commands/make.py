@@ -59,11 +59,11 @@ from moeplan.options import (
     split_names,
 )
 from moeplan.output import SearchSteps, human_bytes
-from moeplan.words import counted
 from planner.documents import QuantizedExperts, write_document
 from planner.files import is_file
 from planner.objectives import OBJECTIVES
 from planner.quantized import LEAST_GROUP
+from solvers.counting import counted
 from solvers.errors import OptionError
 from solvers.registry import BOUNDS, HOSTED
 
@@ -204,7 +204,9 @@ def pack(
         each = (f"{form} ({error:.2%} off)" for form, error in summary.form_errors.items())
         small = f", experts as they are and in {', '.join(each)}: weights, by root mean square"
     size = human_bytes(summary.size_bytes)
-    reporter.show(Text(f"{store}: {summary.units} units{again}, {size}{small}, verified"))
+    reporter.show(
+        Text(f"{store}: {counted(summary.units, 'unit')}{again}, {size}{small}, verified")
+    )
     for note in summary.notes:
         reporter.note(f"moeplan: {note}")
     reporter.result(plain(summary))

@@ -21,7 +21,6 @@ from moeplan.options import (
     read_prompts,
 )
 from moeplan.output import Reporter, human_bytes, human_time
-from moeplan.words import counted
 from planner.documents import (
     Figure,
     Machine,
@@ -32,6 +31,7 @@ from planner.documents import (
     write_document,
 )
 from planner.profiles import Profile, load_profile
+from solvers.counting import counted
 from solvers.errors import OptionError
 
 if TYPE_CHECKING:

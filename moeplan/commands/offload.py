@@ -25,7 +25,6 @@ from moeplan.commands.common import (
 from moeplan.commands.look import kind_of
 from moeplan.options import check_outputs, parse_size, split_names
 from moeplan.output import Reporter, SearchSteps, human_bytes, human_time
-from moeplan.words import counted
 from planner.documents import (
     ExpertPlacement,
     Offload,
@@ -35,6 +34,7 @@ from planner.documents import (
     write_document,
 )
 from planner.profiles import load_profile
+from solvers.counting import counted
 from solvers.errors import InputError, OptionError
 from solvers.registry import BACK_ENDS
 

@@ -21,8 +21,8 @@ from moeplan.commands.common import (
 from moeplan.commands.outputs import give_outputs
 from moeplan.options import check_outputs, parse_size, read_prompts
 from moeplan.output import human_bytes, human_number, human_time
-from moeplan.words import counted
 from planner.documents import ExpertPlacement, load_document
+from solvers.counting import counted
 from solvers.errors import OptionError
 
 if TYPE_CHECKING:
@@ -187,11 +187,14 @@ def parallel(
     reporter.show(
         Text(
             f"{counted(new, 'token')} on {counted(document.devices, 'device')} in "
-            f"{human_time(run.wall_ns)}: {human_number(speed)} tokens/s. {_where(machines, device)}"
+            f"{human_time(run.wall_ns)}: {human_number(speed)} tokens/s. "
+            f"{_where(machines, device)}"
         )
     )
     if rebalance is not None:
-        reporter.show(Text(f"{run.ranks[0].swaps} swaps of experts between devices paid."))
+        reporter.show(
+            Text(f"{counted(run.ranks[0].swaps, 'swap')} of experts between devices paid.")
+        )
     reporter.result(
         {
             "devices": document.devices,
@@ -228,7 +231,9 @@ def _machines(
     if nodes is None or node_rank is None or coordinator is None:
         raise OptionError(f"{', '.join(missing)} missing: several machines need {', '.join(given)}")
     if node_rank >= nodes:
-        raise OptionError(f"--node-rank {node_rank}: {nodes} machines are 0 to {nodes - 1}")
+        raise OptionError(
+            f"--node-rank {node_rank}: {counted(nodes, 'machine')} are 0 to {nodes - 1}"
+        )
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise OptionError(f"--coordinator {coordinator!r} is not HOST:PORT, as in 10.0.0.1:29500")
@@ -241,7 +246,10 @@ def _where(machines: Machines | None, device: str) -> str:
     if device == "cuda":
         return "Each device is a GPU."
     if machines is not None:
-        return f"They are processes of {machines.count} machines, each sharing its machine's cores."
+        return (
+            f"They are processes of {counted(machines.count, 'machine')}, each sharing its "
+            "machine's cores."
+        )
     return "They are processes of one machine and share its cores: nothing is gained by it here."
 
 

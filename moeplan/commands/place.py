@@ -12,8 +12,9 @@ from rich.text import Text
 
 from moeplan.commands.common import Json, Seed, placement_summary, reporter_of
 from moeplan.options import check_outputs, optional_bandwidth, parse_size, split_names
-from moeplan.words import compared, counted
+from moeplan.words import compared
 from planner.documents import document_hash, write_document
+from solvers.counting import counted
 from solvers.errors import OptionError
 from solvers.told import Told
 

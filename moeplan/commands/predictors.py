@@ -12,11 +12,11 @@ from rich.text import Text
 from moeplan.commands.common import Json, PlotsFile, Seed, reporter_of
 from moeplan.options import check_outputs
 from moeplan.plots import Chart, Line, TableOf, build_plots, require_plotly
-from moeplan.words import counted
 from planner.documents import RoutingTrace, write_atomic
 from planner.files import is_dir
 from planner.profiles import load_profile
 from planner.routing import TraceArrays, load_trace
+from solvers.counting import counted
 from solvers.errors import OptionError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def predictors(
     check_judgeable(trace)
     named = trace.top_k if count is None else count
     if named > trace.experts:
-        raise OptionError(f"--count {named}: a layer has only {trace.experts} experts")
+        raise OptionError(f"--count {named}: a layer has only {counted(trace.experts, 'expert')}")
     fitted, held_out = halves(trace.sequences, seed)
     judged: list[tuple[str, TraceArrays, Any]] = [("the other half", arrays, held_out)]
     judging = [len(held_out)]
@@ -73,7 +73,8 @@ def predictors(
         judging.append(other.sequences)
     if group > min(judging):
         raise OptionError(
-            f"--group {group}: there are only {min(judging)} sequences to judge by; give fewer"
+            f"--group {group}: there are only {counted(min(judging), 'sequence')} to judge by; "
+            "give fewer"
         )
     tables = tables_of(arrays, fitted, trace.experts)
     results = []
@@ -83,9 +84,10 @@ def predictors(
         )
         results.append((name, sequences, layers))
     said = (
-        f"Share of the experts needed that a predictor had named, {named} of {trace.experts} "
-        f"experts a layer; {group} decoded together; fitted on {len(fitted)} sequences. In the "
-        "first layer coactivation has nothing to go by but popularity."
+        f"Share of the experts needed that a predictor had named, {named} of "
+        f"{counted(trace.experts, 'expert')} a layer; {group} decoded together; fitted on "
+        f"{counted(len(fitted), 'sequence')}. In the first layer coactivation has "
+        "nothing to go by but popularity."
     )
     for name, sequences, layers in results:
         reporter.show(Text(f"judged on {name}, {counted(sequences, 'sequence')}", "bold"))
@@ -99,7 +101,12 @@ def predictors(
     if html is not None:
         charts = [_chart(name, layers) for name, _, layers in results]
         shown = [
-            TableOf(f"Judged on {name}", _headings(layers), _rows(layers), f"{sequences} sequences")
+            TableOf(
+                f"Judged on {name}",
+                _headings(layers),
+                _rows(layers),
+                counted(sequences, "sequence"),
+            )
             for name, sequences, layers in results
         ]
         page = build_plots("Predictors of experts", said, charts, shown)

@@ -11,6 +11,7 @@ from moeplan.output import human_bytes, human_time
 from planner.documents import Channel, Curve, Figure, Surface
 from planner.profiles import Profile
 from planner.threads import ratio_words, thread_words
+from solvers.counting import counted
 
 __all__ = ["doubts", "measured_table", "spreads"]
 
@@ -84,7 +85,9 @@ def doubts(made: Profile, load_average: float, cores: int) -> list[str]:
     """
     reasons = []
     if load_average > cores:
-        reasons.append(f"the load average was {load_average:.1f} on {cores} cores at the start")
+        reasons.append(
+            f"the load average was {load_average:.1f} on {counted(cores, 'core')} at the start"
+        )
     wide = {name: share for name, share in spreads(made).items() if share > _MOST_SPREAD}
     if wide:
         each = ", ".join(f"{name} {share:.0%}" for name, share in wide.items())
@@ -136,7 +139,7 @@ def measured_table(made: Profile) -> Table:
     if threads is not None:
         table.add_row("threads", thread_words(threads.use), "")
         for name, (words, share) in ratio_words(threads.ratios).items():
-            table.add_row(name, f"times as fast as one: {words} rows", f"± {share:.0%}")
+            table.add_row(name, f"times as fast as one: {words}", f"± {share:.0%}")
     add("reference", "a fixed operation, repeated: the machine's drift")
     return table
 

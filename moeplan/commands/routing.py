@@ -9,11 +9,12 @@ from rich.text import Text
 from moeplan.output import Reporter
 from moeplan.plots import require_plotly
 from moeplan.routing_pictures import RoutingView, heat_map, routing_page, routing_summary
-from moeplan.words import counted, note_list
+from moeplan.words import note_list
 from planner.documents import write_atomic
 from planner.files import exists, is_dir
 from planner.profiles import load_profile
 from planner.routing import load_trace
+from solvers.counting import counted
 from solvers.errors import DocumentError, OptionError
 
 __all__ = ["show_routing"]
@@ -60,8 +61,8 @@ def show_routing(reporter: Reporter, path: Path, html: Path | None, layer: int |
         reporter.show(
             Text(
                 f"{name}: routing of {counted(trace.tokens, 'token')} in "
-                f"{counted(trace.sequences, 'sequence')}; {trace.top_k} of {trace.experts} experts "
-                f"in each of {counted(len(layers), 'layer')}"
+                f"{counted(trace.sequences, 'sequence')}; {trace.top_k} of "
+                f"{counted(trace.experts, 'expert')} in each of {counted(len(layers), 'layer')}"
             )
         )
         reporter.show(heat_map(view, reporter.console.width))

@@ -13,9 +13,9 @@ from rich.text import Text
 from moeplan.commands.common import Json, ProfileFolder, Seed, reporter_of
 from moeplan.options import optional_bandwidth, parse_bandwidth
 from moeplan.output import human_time
-from moeplan.words import counted
 from planner.documents import ExpertPlacement, load_document
 from planner.profiles import load_profile
+from solvers.counting import counted
 from solvers.errors import OptionError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def simulate(
         )
     if (document.nodes > 1) != (inter_bandwidth is not None):
         raise OptionError(
-            f"the placement is for {document.nodes} node{'s' if document.nodes > 1 else ''}: "
+            f"the placement is for {counted(document.nodes, 'node')}: "
             + ("give --inter-bandwidth" if document.nodes > 1 else "leave --inter-bandwidth out")
         )
     if routing is None and series is not None:
@@ -136,8 +136,8 @@ def simulate(
     most, known = int(load.max()), curve.rows[-1]
     if most > known:
         reporter.note(
-            f"moeplan: up to {most:,} rows choose an expert, and the profile measured up to "
-            f"{known:,}: beyond, its time is extrapolated"
+            f"moeplan: up to {counted(most, 'row')} choose an expert, and the profile measured up "
+            f"to {known:,}: beyond, its time is extrapolated"
         )
     reporter.show(_table(document, times))
     reporter.show(
@@ -156,8 +156,9 @@ def _check_source(source: RoutingSource, placement: ExpertPlacement, where: Path
     layers = len(placement.layers)
     if source.experts != placement.experts or len(source.layers) != layers:
         raise OptionError(
-            f"{where} tells of {len(source.layers)} layers of {source.experts} experts, the "
-            f"placement of {layers} of {placement.experts}; give the --routing of this model"
+            f"{where} tells of {counted(len(source.layers), 'layer')} of "
+            f"{counted(source.experts, 'expert')}, the placement of {layers} of "
+            f"{placement.experts}; give the --routing of this model"
         )
 
 

@@ -18,10 +18,10 @@ from moeplan.commands.offline import with_host
 from moeplan.commands.serve import open_store
 from moeplan.options import parse_range, parse_size, split_names
 from moeplan.output import Reporter, human_bytes, human_number
-from moeplan.words import counted
 from planner.documents import Machine, Workload
 from planner.kv import Place
 from planner.sizes import typed_size
+from solvers.counting import counted
 from solvers.errors import OptionError
 
 __all__ = [
@@ -177,7 +177,7 @@ def sweep_of_pairs(
         counts = swept.counts
         if counts.done:
             reporter.note(
-                f"moeplan: {counts.done:,} of {counts.total:,} pairs are done and kept in "
+                f"moeplan: {counts.done:,} of {counted(counts.total, 'pair')} done and kept in "
                 f"{store.database.label}; the same command goes on there"
             )
         raise
@@ -280,8 +280,8 @@ def _show(reporter: Reporter, swept: Any, machines: Sequence[Machine], label: st
     if counts.failed:
         first = next(row["problem"]["detail"] for row in rows if _failed(row))
         reporter.note(
-            f"moeplan: {counts.failed:,} pairs failed, and are tried again by the same command; "
-            f"the first: {first}"
+            f"moeplan: {counted(counts.failed, 'pair')} failed, to be tried again by the same "
+            f"command; the first: {first}"
         )
         raise typer.Exit(1)
 

@@ -37,6 +37,7 @@ from planner.documents import (
     write_document,
 )
 from planner.profiles import load_profile
+from solvers.counting import counted
 from solvers.errors import InputError, MoeplanError, OptionError
 
 if TYPE_CHECKING:
@@ -247,7 +248,9 @@ def _keep_finished(
         reporter.note(f"moeplan: {one_line(str(error))}")
         return
     if out is not None:
-        reporter.note(f"moeplan: {len(finished)} of {len(outputs)} outputs had ended: see {out}")
+        reporter.note(
+            f"moeplan: {len(finished)} of {counted(len(outputs), 'output')} had ended: see {out}"
+        )
 
 
 def verify(

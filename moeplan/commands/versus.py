@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,7 +40,7 @@ from moeplan.commands.inputs import error_words, within_error
 from moeplan.options import check_outputs, parse_size, split_names
 from moeplan.output import human_bytes, human_number, human_time
 from moeplan.plots import Chart, TableOf, build_plots, require_plotly
-from moeplan.words import CREDIT_WORDS, objective_words, work_words
+from moeplan.words import CREDIT_WORDS, work_words
 from planner.documents import Plan, write_atomic
 from planner.objectives import ALL_OBJECTIVES, OBJECTIVES
 from planner.profiles import load_profile
@@ -196,27 +196,28 @@ def compare(
 
 
 def _table(goal: str, rows: list[ComparisonRow], bounds: list[BoundRow]) -> Table:
-    table = Table(title=Text(goal), title_justify="left", box=None, pad_edge=False)
-    for heading in ("solver", "plan by"):
-        table.add_column(heading)
+    """For 80 columns: what all values are of stands above, and who made a plan where it is another
+    than who was asked."""
+    amount, rest = _unit(goal)
+    title = f"{goal}, {rest}" if rest else goal
+    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
+    table.add_column("solver", min_width=len("(all-experts)"))
     for heading in ("value", "over best", "over bound", "tokens/s", "n x b", "memory", "took"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=not heading.startswith("over"))
     for bound in bounds:
         if bound.value is not None:
             about = "" if bound.n_batches is None else f"{bound.n_batches} x {bound.batch_size}"
-            words = value_words(goal, bound.value)
             took = human_time(bound.solve_seconds * 1e9)
-            what = _bound_words(bound)
-            table.add_row(bound.solver, what, words, "", "", "", about, "", took, style="dim")
+            what = f"{bound.solver} ({_bound_words(bound)})"
+            table.add_row(what, amount(bound.value), "", "", "", about, "", took, style="dim")
     if not rows:
         return table
     best = best_row(rows)
     for row in sorted(rows, key=lambda one: one.promised):
         over = over_bound(row, best)
         table.add_row(
-            row.solver,
-            row.winner,
-            objective_words(row.plan, row.promised),
+            row.solver if row.winner == row.solver else f"{row.solver} ({row.winner})",
+            amount(row.promised),
             _percent(over_best(row, best)),
             _percent(over),
             f"{human_number(row.tokens_per_second)}",
@@ -312,10 +313,15 @@ def _formed(rows: Sequence[ComparisonRow]) -> bool:
 
 def value_words(goal: str, value: float) -> str:
     """A value of an objective with its unit, as in ``4.1 ms a token``."""
+    amount, rest = _unit(goal)
+    return f"{amount(value)} {rest}".rstrip()
+
+
+def _unit(goal: str) -> tuple[Callable[[float], str], str]:
+    """How values of an objective are written, and what they are of, as in ``a token``."""
     unit = next(one.unit for one in ALL_OBJECTIVES if one.name == goal)
     first, _, rest = unit.partition(" ")
-    amount = human_bytes(value) if first == "bytes" else human_time(value)
-    return f"{amount} {rest}".rstrip()
+    return human_bytes if first == "bytes" else human_time, rest
 
 
 def best_row(rows: Sequence[ComparisonRow]) -> ComparisonRow:

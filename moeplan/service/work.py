@@ -22,6 +22,7 @@ from planner.compare import compare
 from planner.documents import ModelSpec, Plan, Workload
 from planner.explain import explain
 from planner.routing_sources import trace_source
+from solvers.counting import counted
 from solvers.errors import InputError, OptionError
 
 __all__ = ["KINDS", "Telling", "carry_out"]
@@ -99,7 +100,7 @@ def _compare(store: Store, inputs: dict[str, Any], tell: Telling) -> Made:
             figures["promised"] = row.promised
         told.append({**figures, "plan": entry.hash})
     about = {name: inputs[name] for name in ("profile", "memory_bytes", "workload", "objectives")}
-    name = f"{profile.model.name} on {profile.hardware.name}, {len(rows)} plans"
+    name = f"{profile.model.name} on {profile.hardware.name}, {counted(len(rows), 'plan')}"
     entry = json_entry("comparison", name, about, {"inputs": inputs, "rows": told})
     return [*plans, entry], entry.hash
 
@@ -164,7 +165,7 @@ def _place(store: Store, inputs: dict[str, Any], tell: Telling) -> Made:
         time_limit_seconds=inputs["time_limit_seconds"],
         seed=inputs["seed"],
     )
-    name = f"{trace.experts} experts on {made.devices} devices, {made.method}"
+    name = f"{counted(trace.experts, 'expert')} on {counted(made.devices, 'device')}, {made.method}"
     entry = placement_entry(made, name)
     return [entry], entry.hash
 

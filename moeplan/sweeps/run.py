@@ -17,6 +17,7 @@ from moeplan.service.store.jobs import job_id
 from moeplan.sweeps.pairs import Asked, Pair, Prepared, pairs
 from moeplan.sweeps.task import Answers, Task
 from planner.documents import Plan, parse_document, to_json
+from solvers.counting import counted
 
 __all__ = ["Counts", "Engine", "Swept", "sweep_pairs"]
 
@@ -201,8 +202,8 @@ class _Sweep:
             inputs["predictors"] = asked.predictors
         rows = [self._swept.rows[index] for index in range(asked.count)]
         name = (
-            f"{len(asked.models)} models on {len(asked.machines)} machines within "
-            f"{len(asked.budgets)} budgets, {asked.solver}"
+            f"{counted(len(asked.models), 'model')} on {counted(len(asked.machines), 'machine')} "
+            f"within {counted(len(asked.budgets), 'budget')}, {asked.solver}"
         )
         about = {"pairs": len(rows), "planned": sum("plan" in row for row in rows), **inputs}
         return json_entry("sweep", name, about, {"inputs": inputs, "rows": rows})

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from planner.architectures.base import Config
+from solvers.counting import counted
 from solvers.errors import UnsupportedError
 
 __all__ = ["ConfigReader"]
@@ -84,7 +85,9 @@ class ConfigReader:
         keys = keys or ("num_hidden_layers", "num_layers")
         count = self.natural(*keys, default=default)
         if count > _MOST_LAYERS:
-            raise self.refuse(f"{count} layers are more than the {_MOST_LAYERS} that moeplan reads")
+            raise self.refuse(
+                f"{counted(count, 'layer')} are more than the {_MOST_LAYERS} that moeplan reads"
+            )
         if count < 1 and default != 0:
             raise self.refuse(f"{keys[0]} is {count}; at least 1 is needed")
         return count
@@ -95,7 +98,9 @@ class ConfigReader:
         if value is None:
             return None
         if not isinstance(value, list) or len(value) != count:
-            raise self.refuse(f"{key} is not a list of {count} values, one for each layer")
+            raise self.refuse(
+                f"{key} is not a list of {counted(count, 'value')}, one for each layer"
+            )
         for item in value:
             if not isinstance(item, (str, int)) or item not in allowed:
                 known = ", ".join(str(known) for known in allowed)
@@ -124,10 +129,10 @@ class ConfigReader:
         """Both numbers, if they can be."""
         if experts > _MOST_EXPERTS:
             raise self.refuse(
-                f"{experts} experts are more than the {_MOST_EXPERTS} that moeplan reads"
+                f"{counted(experts, 'expert')} are more than the {_MOST_EXPERTS} that moeplan reads"
             )
         if top_k > experts:
-            raise self.refuse(f"each token chooses {top_k} of only {experts} experts")
+            raise self.refuse(f"each token chooses {top_k} of only {counted(experts, 'expert')}")
         return experts, top_k
 
     def heads(self) -> tuple[int, int, int]:
@@ -135,10 +140,15 @@ class ConfigReader:
         hidden, heads = self.positive("hidden_size"), self.positive("num_attention_heads")
         kv_heads = self.positive("num_key_value_heads", default=heads)
         if heads % kv_heads:
-            raise self.refuse(f"{heads} attention heads do not divide among {kv_heads} key heads")
+            raise self.refuse(
+                f"{counted(heads, 'attention head')} cannot be divided among "
+                f"{counted(kv_heads, 'key head')}"
+            )
         head_dim = self.natural("head_dim", default=0)
         if not head_dim and hidden % heads:
-            raise self.refuse(f"hidden_size {hidden} does not divide among {heads} heads")
+            raise self.refuse(
+                f"hidden_size {hidden} does not divide among {counted(heads, 'head')}"
+            )
         return heads, kv_heads, head_dim or hidden // heads
 
     def window(self) -> int | None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from planner.architectures.base import Architecture, LayerShape, Weight, linear, norm
 from planner.architectures.blocks import Attention, Feed, grouped_query, stack, whole
 from planner.architectures.reading import ConfigReader
+from solvers.counting import counted
 
 __all__ = ["llama_moe", "openmoe", "yuan"]
 
@@ -22,7 +23,7 @@ def llama_moe(read: ConfigReader) -> Architecture:
     sizes = read.config.get("size_experts")
     inner, left = divmod(read.positive("intermediate_size"), number)
     if left:
-        raise read.refuse(f"intermediate_size does not divide among {number} experts")
+        raise read.refuse(f"intermediate_size does not divide among {counted(number, 'expert')}")
     if sizes is not None and sizes != [[inner] * number] * count:
         raise read.refuse("size_experts gives experts of different sizes")
     if read.word("gate_type", "TopKBalancedNoisyGate") != "TopKBalancedNoisyGate":
@@ -105,7 +106,9 @@ def yuan(read: ConfigReader) -> Architecture:
     hidden, heads = read.positive("hidden_size"), read.positive("num_attention_heads")
     width = read.positive("attention_projection_size", default=hidden)
     if width % heads:
-        raise read.refuse(f"attention_projection_size {width} does not divide among {heads} heads")
+        raise read.refuse(
+            f"attention_projection_size {width} does not divide among {counted(heads, 'head')}"
+        )
     if read.flag("use_shareqk", False):
         raise read.refuse("use_shareqk is not known")
     mixture = read.part("moe_config")

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from solvers.counting import counted
+
 __all__ = ["fault_words"]
 
 _HEXADECIMAL = re.compile(r"\^\[0-9a-f\]\{(\d+)\}\$")
@@ -25,13 +27,13 @@ _WORDS: dict[str, str | Callable[[Context], str]] = {
     "less_than": lambda context: f"must be less than {_plain(context['lt'])}",
     "less_than_equal": lambda context: f"must be at most {_plain(context['le'])}",
     "finite_number": "must be a finite number",
-    "too_short": lambda context: f"must have at least {_items(context['min_length'], 'item')}",
-    "too_long": lambda context: f"must have at most {_items(context['max_length'], 'item')}",
+    "too_short": lambda context: f"must have at least {counted(context['min_length'], 'item')}",
+    "too_long": lambda context: f"must have at most {counted(context['max_length'], 'item')}",
     "string_too_short": lambda context: (
-        f"must have at least {_items(context['min_length'], 'character')}"
+        f"must have at least {counted(context['min_length'], 'character')}"
     ),
     "string_too_long": lambda context: (
-        f"must have at most {_items(context['max_length'], 'character')}"
+        f"must have at most {counted(context['max_length'], 'character')}"
     ),
     "string_pattern_mismatch": lambda context: _pattern(str(context["pattern"])),
     "literal_error": lambda context: f"must be {context['expected']}",
@@ -83,10 +85,6 @@ def fault_words(fault: Mapping[str, Any]) -> str:
 
 def _plain(limit: Any) -> str:
     return str(limit).removesuffix(".0")
-
-
-def _items(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _pattern(pattern: str) -> str:

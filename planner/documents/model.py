@@ -18,6 +18,7 @@ from planner.documents.base import (
     Tokens,
     Units,
 )
+from solvers.counting import counted
 
 __all__ = [
     "OWN",
@@ -84,7 +85,7 @@ class LayerSpec:
 
     def __post_init__(self) -> None:
         if self.top_k > self.experts:
-            raise ValueError(f"top_k is {self.top_k} of only {self.experts} experts")
+            raise ValueError(f"top_k is {self.top_k} of only {counted(self.experts, 'expert')}")
         parts = (self.top_k, self.expert_bytes, self.expert_intermediate)
         if any((part > 0) != (self.experts > 0) for part in parts):
             raise ValueError("experts, top_k, expert_bytes and expert_intermediate do not agree")

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field
 
 from planner.documents.base import STRICT, Added, Count, Document, Hash, Positive, Source
 from planner.documents.offload import Offload
+from solvers.counting import counted
 
 __all__ = ["BalanceFigures", "ExpertPlacement", "LayerPlacement", "PlacementCandidate"]
 
@@ -110,7 +111,10 @@ class ExpertPlacement(Document):
 
     def __post_init__(self) -> None:
         if self.devices % self.nodes:
-            raise ValueError(f"{self.devices} devices do not divide into {self.nodes} nodes")
+            raise ValueError(
+                f"{counted(self.devices, 'device')} cannot be divided into "
+                f"{counted(self.nodes, 'node')}"
+            )
         for at, layer in enumerate(self.layers):
             if len(layer.devices) != self.experts:
                 raise ValueError(f"layers.{at} places {len(layer.devices)} of {self.experts}")
@@ -130,12 +134,14 @@ class ExpertPlacement(Document):
 
     def _refuse_offload(self, offload: Offload) -> None:
         if len(offload.devices) != self.devices:
-            raise ValueError(f"offload has {len(offload.devices)} devices of {self.devices}")
+            raise ValueError(
+                f"offload has {len(offload.devices)} of {counted(self.devices, 'device')}"
+            )
         for device, policy in enumerate(offload.devices):
             if len(policy.layers) != len(self.layers):
                 raise ValueError(
-                    f"offload.devices.{device} has {len(policy.layers)} layers of "
-                    f"{len(self.layers)}"
+                    f"offload.devices.{device} has {len(policy.layers)} of "
+                    f"{counted(len(self.layers), 'layer')}"
                 )
 
     def held(self, device: int) -> tuple[tuple[int, ...], ...]:

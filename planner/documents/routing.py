@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from planner.documents.base import Added, Count, Document, Hash, Positive, Source
+from solvers.counting import counted
 
 __all__ = ["RoutingStats", "RoutingTrace"]
 
@@ -44,7 +45,9 @@ class RoutingTrace(Document):
     def __post_init__(self) -> None:
         _check_shape(self.moe_layers, self.experts, self.top_k)
         if self.sequences > self.tokens:
-            raise ValueError(f"{self.sequences} sequences of only {self.tokens} tokens")
+            raise ValueError(
+                f"{counted(self.sequences, 'sequence')} of only {counted(self.tokens, 'token')}"
+            )
         if self.encoder is not None and self.encoder >= len(self.moe_layers):
             raise ValueError("encoder: no MoE layer is left to the decoder")
 
@@ -76,4 +79,4 @@ def _check_shape(moe_layers: tuple[int, ...], experts: int, top_k: int) -> None:
     if any(left >= right for left, right in pairwise(moe_layers)):
         raise ValueError("moe_layers does not ascend")
     if top_k > experts:
-        raise ValueError(f"top_k is {top_k} of only {experts} experts")
+        raise ValueError(f"top_k is {top_k} of only {counted(experts, 'expert')}")

@@ -16,6 +16,7 @@ from planner.documents import (
     document_hash,
 )
 from planner.memory import context_tokens, group_sequences
+from solvers.counting import counted
 from solvers.errors import UnsupportedError
 
 __all__ = [
@@ -195,8 +196,8 @@ def lost_always(plan: Plan, model: ModelSpec) -> list[str]:
     if copies(plan, model) and policy.n_batches > 1:
         sequences = shape(plan)[0]
         lost.append(
-            f"{policy.n_batches} batches of {policy.batch_size} that share each copy of the "
-            f"weights: only the number of sequences, {sequences}, can be told"
+            f"{counted(policy.n_batches, 'batch')} of {policy.batch_size} that share each copy of "
+            f"the weights: only the number of sequences, {sequences}, can be told"
         )
     return lost
 
@@ -223,8 +224,8 @@ def tokens_at_once(plan: Plan, lost: list[str], least: int) -> int:
     most = max(_MOST_TOKENS, least)
     if prefill > most:
         lost.append(
-            f"prefill of {prefill} tokens with one copy of the weights: {most} are computed at "
-            "once, and each such step copies or reads them anew"
+            f"prefill of {counted(prefill, 'token')} with one copy of the weights: {most} are "
+            "computed at once, and each such step copies or reads them anew"
         )
     return max(min(prefill, most), least)
 

@@ -24,6 +24,7 @@ from planner.exports.base import (
     tokens_at_once,
 )
 from planner.exports.whole import Whole, keep_whole
+from solvers.counting import counted
 
 __all__ = ["EXPERT_TENSORS", "LAYOUTS", "blocks_pattern", "experts_pattern", "export"]
 
@@ -81,7 +82,7 @@ def export(sources: Sources) -> Export:
     at_once = min(sequences, _MOST_SEQUENCES)
     lost = lost_always(plan, model)
     if sequences > at_once:
-        lost.append(f"{sequences} sequences at once: it takes at most {at_once}")
+        lost.append(f"{counted(sequences, 'sequence')} at once: it takes at most {at_once}")
     ubatch = tokens_at_once(plan, lost, at_once)
     each = -(-context // _CONTEXT_STEP) * _CONTEXT_STEP
     options = [

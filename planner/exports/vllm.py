@@ -16,6 +16,7 @@ from planner.exports.base import (
     streams_from,
     tokens_at_once,
 )
+from solvers.counting import counted
 from solvers.errors import UnsupportedError
 
 __all__ = ["export"]
@@ -89,8 +90,9 @@ def _devices(
     experts = {model.layers[index].experts for index in model.moe_layers}
     if layers != model.moe_layers or experts != {placement.experts}:
         raise UnsupportedError(
-            f"the placement is of {len(layers)} layers of {placement.experts} experts, and "
-            f"{model.name} has other ones; place the routing of this model"
+            f"the placement is of {counted(len(layers), 'layer')} of "
+            f"{counted(placement.experts, 'expert')}, and {model.name} has other ones; place the "
+            "routing of this model"
         )
     held = -(-(placement.experts + placement.replicas) // placement.devices) * placement.devices
     redundant = held - placement.experts
@@ -101,12 +103,13 @@ def _devices(
     ]
     if redundant != placement.replicas:
         lost.append(
-            f"{placement.replicas} replicas: each device holds as many experts as the others, "
-            f"which takes {redundant}"
+            f"{counted(placement.replicas, 'replica')}: each device holds as many experts as the "
+            f"others, which takes {redundant}"
         )
     if placement.nodes > 1:
         lost.append(
-            f"{placement.nodes} nodes: how processes are spread over them is up to who starts them"
+            f"{counted(placement.nodes, 'node')}: how processes are spread over them is up to who "
+            "starts them"
         )
     arguments: dict[str, Any] = {
         "tensor_parallel_size": placement.devices,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from planner.documents import ModelSpec, Plan
 from planner.exports.base import gib, layer_list, shape
+from solvers.counting import counted
 
 __all__ = ["Whole", "keep_whole"]
 
@@ -64,7 +65,7 @@ class Whole:
         gone = [index for index in self.offloaded if kept[index]]
         lines = []
         if partly or gone:
-            few = "1 expert" if sum(kept) == 1 else f"{sum(kept):,} experts"
+            few = counted(sum(kept), "expert")
             text = f"single residents: the plan keeps {few}, chosen one by one; here "
             text += "a layer's experts stay or go together"
             if gone:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from solvers.checker import Violation
+from solvers.counting import counted
 from solvers.errors import OptionError
 
 __all__ = [
@@ -67,15 +68,17 @@ class PlacementProblem:
         most = items * (self.devices - 1)
         if self.replicas > most:
             raise OptionError(
-                f"{self.replicas} replicas are more than {items} items have room for on "
-                f"{self.devices} devices, one copy on each: give at most {most}"
+                f"{counted(self.replicas, 'replica')}: too many for {counted(items, 'item')} "
+                f"on {counted(self.devices, 'device')}, one copy on each: give at most "
+                f"{most}"
             )
         short = np.flatnonzero(np.minimum(self.room, items).sum(axis=1) < items + self.replicas)
         if len(short):
             held = int(np.minimum(self.room[short[0]], items).sum())
             raise OptionError(
-                f"{items} items and {self.replicas} replicas of stage {short[0]} do not fit into "
-                f"{self.devices} devices that hold {held} copies in all"
+                f"{counted(items, 'item')} and {counted(self.replicas, 'replica')} of stage "
+                f"{short[0]} do not fit into {counted(self.devices, 'device')} with room "
+                f"for {counted(held, 'copy')} in all"
             )
 
     @property
@@ -185,12 +188,15 @@ def check_placement(problem: PlacementProblem, placement: Placement) -> list[Vio
             if not copies:
                 found.append(Violation("missing", where, f"item {item} is on no device"))
         if total > items + problem.replicas:
-            message = f"{total} copies of {items} items with {problem.replicas} replicas"
+            message = (
+                f"{counted(total, 'copy')} of {counted(items, 'item')} with "
+                f"{counted(problem.replicas, 'replica')}"
+            )
             found.append(Violation("replicas", where, message))
         for device in range(problem.devices):
             held = sum(bool(placement.held[stage, item, device]) for item in range(items))
             room = int(problem.room[stage, device])
             if held > room:
-                message = f"device {device} holds {held} copies, but has room for {room}"
+                message = f"device {device} holds {counted(held, 'copy')}, but has room for {room}"
                 found.append(Violation("room", where, message))
     return found

@@ -204,7 +204,7 @@ def test_refuses_overflow(plan: Plan) -> None:
         ({"head_tiles": 1, "head_tile_rows": 50}, "policy.head_tiles"),
         ({"head_tiles": 9, "head_tile_rows": 211}, "policy.head_tiles"),
         ({"head_tiles": 1, "head_tile_rows": 211, "resident_head_tiles": 2}, "resident_head_tiles"),
-        ({"layers": (LayerPolicy(True, (), ()),)}, "policy.layers has 1 entries"),
+        ({"layers": (LayerPolicy(True, (), ()),)}, "policy.layers has 1 entry"),
         ({"layers": (LayerPolicy(True, (8,), ()),) * 3}, "names expert 8"),
         ({"layers": (LayerPolicy(True, (2,), (1, 2)),) * 3}, "twice"),
     ],

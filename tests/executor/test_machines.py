@@ -368,7 +368,7 @@ def test_devices_are_split_by_whole_nodes() -> None:
     place = machine(1, 0, count=3)
     assert place.ranks(8, 1) == [range(2), range(2, 5), range(5, 8)]
     assert place.ranks(6, 6) == [range(2), range(2, 4), range(4, 6)]
-    with pytest.raises(OptionError, match="2 nodes do not divide over 3 machines"):
+    with pytest.raises(OptionError, match="2 nodes cannot be divided over 3 machines"):
         place.ranks(4, 2)
     with pytest.raises(OptionError, match="2 devices, fewer than 3 machines"):
         place.ranks(2, 1)
@@ -410,7 +410,7 @@ def test_each_rank_of_a_machine_has_its_gpu(gpus: Callable[..., list[int]]) -> N
 @pytest.mark.parametrize(
     ("count", "nccl", "words"),
     [
-        (0, True, "3 devices of the placement are on this machine.* finds none"),
+        (0, True, "3 devices of the placement on this machine.* finds none"),
         (2, True, "3 devices .* finds only 2; place for fewer"),
         (3, False, "built without nccl"),
     ],

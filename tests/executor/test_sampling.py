@@ -125,7 +125,7 @@ def test_logits_lie_where_hidden_states_were(
         parts = state.logits(7, 211)
         assert [len(part) for part in parts] == [7]
         assert [len(part) for part in state.logits(36, 211)] == [12, 12, 12]
-        with pytest.raises(RuntimeError, match="1 sequences"):
+        with pytest.raises(RuntimeError, match="1 sequence"):
             state.logits(37, 211)
 
 

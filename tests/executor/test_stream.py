@@ -175,7 +175,7 @@ def test_stop_texts_need_a_tokenizer(checkpoint_of: Callable[..., Path], helpers
     with Engine.from_plan(made) as engine:
         pieces = list(engine.stream([[5, 6]], 2))
         assert [piece.text for piece in pieces] == ["", ""]
-        with pytest.raises(OptionError, match="3 numbers of new tokens are given for 1 prompts"):
+        with pytest.raises(OptionError, match="3 numbers of new tokens for 1 prompt"):
             engine.generate([[5, 6]], [1, 2, 3])
 
 

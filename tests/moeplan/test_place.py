@@ -95,7 +95,7 @@ def test_what_a_search_was_chosen_over_is_said(
         (["--devices", "2", "--method", "greedy", "--time-limit", "3"], "--time-limit has no"),
         (["--devices", "2", "--memory", "1GiB"], "go together"),
         (["--devices", "2", "--inter-bandwidth", "1GB/s"], "one node"),
-        (["--devices", "3", "--nodes", "2"], "do not divide"),
+        (["--devices", "3", "--nodes", "2"], "cannot be divided"),
         (["--devices", "2", "--nodes", "2"], "which follow which|which experts follow which"),
         (["--devices", "2", "--series", "x"], "--series has no effect"),
         (["--devices", "2", "--fit-domains", "z"], "unknown"),

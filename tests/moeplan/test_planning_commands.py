@@ -274,7 +274,7 @@ def test_the_words_follow_from_the_numbers(plan: Plan) -> None:
     # 0.48 ms for 0.1 GB/s, a tenth of what there is; a new plan of 5.5 ms is worse than this one
     assert "100 MB/s more saves 480 us a token with this n and b" in bandwidth
     assert "falls by 10.0%, and a new search finds nothing better" in bandwidth
-    assert "2 experts are candidates for copying before their router has spoken" in prefetching
+    assert "the plan has 2 candidates for copying before their router has spoken" in prefetching
     assert "without that the same plan takes 6 ms a token, 20.0% more" in prefetching
     assert "25.0% are prefetched in vain" in prefetching
     # a new search without more memory finds 4.8 ms, so more memory takes only 0.3 ms of it

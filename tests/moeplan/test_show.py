@@ -92,7 +92,7 @@ def test_a_plan_in_words(plan: Plan) -> None:
     for said in (
         "tiny-moe in float32 on cpu: 4 requests",
         "1 group of n = 2 batches of b = 2",
-        "1 experts, the dense parts of 2 of 2 layers, 1 of 1 head tiles",
+        "1 expert, the dense parts of 2 of 2 layers, 1 of 1 head tile",
         "before the router has spoken: 2 experts (1.0 a layer), in a fixed order",
         "3 slots for experts in flight, of which 1 only for copies on demand",
         "tokens/s 200 (180 to 210) in all, 200 in decode alone",

@@ -211,7 +211,7 @@ def test_interrupted_it_keeps_what_is_done(
     _, said = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 130
     lines = [line for line in said.splitlines() if line.startswith("moeplan: ")]
-    assert "pairs are done and kept in sqlite:///" in lines[0]
+    assert "pairs done and kept in sqlite:///" in lines[0]
     assert lines[1:] == ["moeplan: interrupted; nothing half-written was left"]
     kept, ended = contents(url)
     assert kept < swept.contents[0]
@@ -304,7 +304,7 @@ def test_a_failed_pair_ends_the_command_with_1_and_is_tried_again(
     said, errors = capsys.readouterr()
     assert json.loads(said)["failed"] == 1
     assert json.loads(said)["sweep"] is None
-    assert "1 pairs failed, and are tried again by the same command" in errors
+    assert "1 pair failed, to be tried again by the same command" in errors
     assert cli.main(argv) == 0
     assert json.loads(capsys.readouterr().out)["planned"] == 1
 

@@ -98,6 +98,24 @@ def test_the_table_says_what_the_bound_is_for(rows: list[ComparisonRow]) -> None
     assert "forms" not in text
 
 
+def test_no_word_and_no_number_is_cut_in_80_columns(rows: list[ComparisonRow]) -> None:
+    console = Console(width=80, record=True, file=io.StringIO())
+    longest = dataclasses.replace(
+        rows[0], solver="milp-cbc", winner="all-experts", n_batches=16, batch_size=16
+    )
+    console.print(_table("throughput", [longest, *rows[1:]], []))
+    text = console.export_text()
+    assert "…" not in text
+    assert "throughput, a token" in text
+    for word in ("milp-cbc", "(all-experts)", "klotski", "lru", "cpsat", "tokens/s", "6 ms"):
+        assert word in text
+    # value, over best, over bound, tokens/s, n x b, memory and time of a row stand in one line
+    (line,) = [line.split() for line in text.splitlines() if line.startswith("milp-cbc")]
+    assert line[1:5] == ["6", "ms", "20.0%", "20.0%"]
+    assert line[6:9] == ["16", "x", "16"]
+    assert line[-1] == "s"
+
+
 def test_bounds_are_said_to_be_for_the_chosen_forms(rows: list[ComparisonRow]) -> None:
     forms: tuple[FormName, ...] = ("int8-1", "own", "own", "own")
     formed = [dataclasses.replace(one, plan=with_forms(one.plan, forms)) for one in rows]
@@ -105,7 +123,8 @@ def test_bounds_are_said_to_be_for_the_chosen_forms(rows: list[ComparisonRow]) -
     console = Console(width=140, record=True, file=io.StringIO())
     console.print(_table("throughput", formed, [bound]))
     text = " ".join(console.export_text().split())
-    assert "belady bound, chosen forms 4 ms a token" in text
+    assert "throughput, a token" in text
+    assert "belady (bound, chosen forms) 4 ms" in text
     assert "for other n x b, other forms of experts, or a plan that caches" in text
     page = _html_table("throughput", formed, [bound])
     assert page.rows[0][:2] == ("belady", "bound, chosen forms")

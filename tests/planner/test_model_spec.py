@@ -284,7 +284,7 @@ def test_encoder_and_decoder(tmp_path: Path) -> None:
         ({"num_hidden_layers": 10**9}, "4096"),
         ({"num_local_experts": 10**9}, "65536"),
         ({"num_experts_per_tok": 6}, "6 of only 5 experts"),
-        ({"num_key_value_heads": 3}, "do not divide"),
+        ({"num_key_value_heads": 3}, "cannot be divided"),
         ({"torch_dtype": "int3"}, "'int3' is not known"),
         ({"quantization_config": {"quant_method": "gptq"}}, "'gptq' is not known"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, "'mxfp4' is not known"),

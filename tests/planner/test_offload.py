@@ -343,7 +343,7 @@ def test_a_plan_of_another_model(made: ExpertPlacement, profile_factory: Any) ->
 def test_a_document_that_contradicts_itself(made: ExpertPlacement) -> None:
     value = to_json(made)
     value["offload"]["devices"].pop()
-    with pytest.raises(DocumentError, match="offload has 1 devices of 2"):
+    with pytest.raises(DocumentError, match="offload has 1 of 2 devices"):
         parse_document(ExpertPlacement, value, "here")
     value = to_json(made)
     value["offload"]["devices"][1]["layers"].pop()

@@ -219,7 +219,7 @@ def test_what_cannot_take_effect_is_refused(tmp_path: Path) -> None:
     wide = expert_room(Cluster(8), layers=2, experts=4, replicas=0)
     with pytest.raises(OptionError, match="some would hold nothing"):
         place(source, scenes, Cluster(8), wide, method="greedy", source_hash="0" * 64)
-    with pytest.raises(OptionError, match="do not divide"):
+    with pytest.raises(OptionError, match="cannot be divided"):
         Cluster(3, 2)
 
 

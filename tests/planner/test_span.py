@@ -69,9 +69,9 @@ def test_a_plan_keeps_less(small_profile: Any) -> None:
     [
         ({"window": 8}, 16, UnsupportedError, r"\(mixtral\): layer 0 has a window of 8 tokens"),
         ({"state_bytes": 8}, 16, UnsupportedError, "layer 0 keeps a state instead"),
-        ({}, 316, OptionError, "of 316 tokens and 4 sinks has no effect: at most 319 tokens of a"),
+        ({}, 316, OptionError, "316 tokens and 4 sinks has no effect: no token has more than 319"),
         # the last of 320 tokens is never fed: 315 and 4 are all that any token could look at
-        ({}, 315, OptionError, "of 315 tokens and 4 sinks has no effect: at most 319 tokens of a"),
+        ({}, 315, OptionError, "315 tokens and 4 sinks has no effect: no token has more than 319"),
     ],
 )
 def test_what_is_refused(

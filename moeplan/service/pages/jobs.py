@@ -24,6 +24,7 @@ from moeplan.service.routes.jobs import stream
 from moeplan.service.store.jobs import State
 from moeplan.service.store.tables import STATES
 from moeplan.service.views import JobList, JobView
+from solvers.counting import counted
 
 __all__ = ["router"]
 
@@ -50,16 +51,16 @@ def _words(service: Service, job: JobView) -> str:
         return f"What more memory and speed would buy plan {inputs['plan'][:10]}"
     if job.kind == "place":
         return (
-            f"Experts of routing {inputs['routing'][:10]} on {inputs['devices']:,} devices, "
-            f"{inputs['method']}"
+            f"Experts of routing {inputs['routing'][:10]} on "
+            f"{counted(inputs['devices'], 'device')}, {inputs['method']}"
         )
     kept = service.store.documents.kept("profile", inputs["profile"])
     name = kept.name if kept is not None else f"profile {inputs['profile'][:10]}"
     work = inputs["workload"]
     solvers = [inputs["solver"]] if job.kind == "plan" else inputs["solvers"]
     goals = [inputs["objective"]] if job.kind == "plan" else inputs["objectives"]
-    what = solvers[0] if len(solvers) == 1 else f"{len(solvers)} solvers"
-    goal = goals[0] if len(goals) == 1 else f"{len(goals)} objectives"
+    what = solvers[0] if len(solvers) == 1 else counted(len(solvers), "solver")
+    goal = goals[0] if len(goals) == 1 else counted(len(goals), "objective")
     return (
         f"{name}: {what} for {goal}, within {human_bytes(inputs['memory_bytes'])}, "
         f"{work['requests']:,} of {work['prompt_tokens']:,}+{work['new_tokens']:,} tokens"

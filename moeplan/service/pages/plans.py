@@ -32,6 +32,7 @@ from moeplan.service.routes.plans import explain_inputs
 from moeplan.service.store import Kept
 from moeplan.service.store.jobs import job_id
 from planner.documents import Hardware, ModelSpec, Plan, Trace
+from solvers.counting import counted
 
 __all__ = ["router"]
 
@@ -116,7 +117,7 @@ def two_plans(
     """Two plans side by side."""
     chosen = plan or []
     if len(chosen) != 2 or not all(map(_is_hash, chosen)):
-        said = f"{len(chosen)} plans are chosen; choose two to see them side by side"
+        said = f"you chose {counted(len(chosen), 'plan')}; choose two to see them side by side"
         raise Refusal(422, "request", "Choose two plans", said, "query.plan")
     sides = [_whole(service, digest, "query.plan") for digest in chosen]
     tracks, columns, memory = [], [], []

@@ -9,6 +9,7 @@ from typing import Any
 from moeplan.output import human_bytes, human_number, human_time
 from moeplan.words import objective_words, range_words
 from planner.documents import Plan
+from solvers.counting import counted
 
 __all__ = ["Figure", "expert_words", "figures"]
 
@@ -124,6 +125,6 @@ def expert_words(first: Plan, second: Plan) -> str:
     ]
     both = len(kept[0] & kept[1])
     return (
-        f"Both keep {both:,} experts in memory; {len(kept[0]) - both:,} more stay under plan A "
-        f"alone, {len(kept[1]) - both:,} under plan B alone."
+        f"Both keep {counted(both, 'expert')} in memory; {len(kept[0]) - both:,} more stay under "
+        f"plan A alone, {len(kept[1]) - both:,} under plan B alone."
     )

@@ -50,6 +50,7 @@ from planner.documents import (
 from planner.documents.base import SEAL
 from planner.profiles import Profile, assemble
 from planner.routing import TraceArrays, read_arrays
+from solvers.counting import counted
 from solvers.errors import MoeplanError
 
 __all__ = ["router"]
@@ -109,7 +110,7 @@ def _trace(body: RoutingUpload | ProfileUpload) -> tuple[RoutingTrace, TraceArra
 def put_routing(service: Context, response: Response, body: RoutingUpload) -> DocumentView:
     """Keep a routing document and its arrays, which must be its own."""
     trace, _, data = _trace(body)
-    name = f"{trace.tokens:,} tokens of {trace.experts} experts"
+    name = f"{counted(trace.tokens, 'token')} of {counted(trace.experts, 'expert')}"
     return _put(service, response, [routing_entry(trace, name)], data)
 
 

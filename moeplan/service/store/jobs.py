@@ -22,6 +22,7 @@ from moeplan.service.store.database import Database, page
 from moeplan.service.store.documents import Documents, Entry
 from moeplan.service.store.tables import STATES, jobs
 from planner.documents import canonical_json
+from solvers.counting import counted
 
 __all__ = ["Beat", "Job", "Jobs", "State", "job_id"]
 
@@ -107,7 +108,9 @@ class Jobs:
                 sa.select(sa.func.count()).where(jobs.c.state == "queued")
             ).scalar_one()
             if waiting >= most_queued:
-                raise QueueFullError(f"{waiting} jobs wait already; come again when some are done")
+                raise QueueFullError(
+                    f"{counted(waiting, 'job')} in the queue already; come again when some are done"
+                )
             if found is None:
                 row = {**_FRESH, "kind": kind, "inputs": canonical_json(inputs), "changes": 1}
                 new = self._database.insert_new(

@@ -450,7 +450,7 @@ def test_a_form_makes_the_job_that_the_interface_makes(
     assert "go together" in answer.text
     answer = client.post("/plans/new", data=typed | {"seed": "1"}, headers=OWN)
     assert answer.status_code == 429
-    assert "1 jobs wait already; come again when some are done." in answer.text
+    assert "1 job in the queue already; come again when some are done." in answer.text
 
 
 def test_pages_elsewhere_cannot_post_forms(app_client: Clients) -> None:

@@ -134,7 +134,7 @@ def test_the_same_inputs_are_the_same_job(store: Store) -> None:
 
 def test_a_full_queue_is_refused_but_not_what_is_in_it(store: Store) -> None:
     first = submit(store, 0, most_queued=1)
-    with pytest.raises(QueueFullError, match="1 jobs wait"):
+    with pytest.raises(QueueFullError, match="1 job in the queue"):
         submit(store, 1, most_queued=1)
     assert submit(store, 0, most_queued=1) == first
 

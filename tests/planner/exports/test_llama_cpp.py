@@ -185,7 +185,7 @@ def test_large_groups_are_cut_and_that_is_said(
     assert values(arguments, "--ubatch-size") == ["4096"]
     said = " ".join(export("llama.cpp", sources).cannot_express)
     assert "300 sequences at once: it takes at most 256" in said
-    assert "prefill of 180000 tokens" in said
+    assert "prefill of 180,000 tokens" in said
 
 
 def test_dense_parts_and_the_head_that_go(
