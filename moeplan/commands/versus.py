@@ -201,9 +201,9 @@ def _table(goal: str, rows: list[ComparisonRow], bounds: list[BoundRow]) -> Tabl
     amount, rest = _unit(goal)
     title = f"{goal}, {rest}" if rest else goal
     table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
-    table.add_column("solver", min_width=len("(all-experts)"))
-    for heading in ("value", "over best", "over bound", "tokens/s", "n x b", "memory", "took"):
-        table.add_column(heading, justify="right", no_wrap=not heading.startswith("over"))
+    table.add_column("solver")
+    for heading in ("value", "over\nbest", "over\nbound", "tokens/s", "n x b", "memory", "took"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for bound in bounds:
         if bound.value is not None:
             about = "" if bound.n_batches is None else f"{bound.n_batches} x {bound.batch_size}"

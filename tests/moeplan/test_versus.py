@@ -101,19 +101,25 @@ def test_the_table_says_what_the_bound_is_for(rows: list[ComparisonRow]) -> None
 def test_no_word_and_no_number_is_cut_in_80_columns(rows: list[ComparisonRow]) -> None:
     console = Console(width=80, record=True, file=io.StringIO())
     longest = dataclasses.replace(
-        rows[0], solver="milp-cbc", winner="all-experts", n_batches=16, batch_size=16
+        rows[0],
+        solver="milp-cbc",
+        winner="all-experts",
+        n_batches=16,
+        batch_size=16,
+        peak_bytes=100 << 20,
+        tokens_per_second=1234.5,
+        plan=dataclasses.replace(rows[0].plan, objective=634_567_890.0),
     )
-    console.print(_table("throughput", [longest, *rows[1:]], []))
+    console.print(_table("bytes", [longest, *rows[1:]], []))
     text = console.export_text()
     assert "…" not in text
-    assert "throughput, a token" in text
-    for word in ("milp-cbc", "(all-experts)", "klotski", "lru", "cpsat", "tokens/s", "6 ms"):
+    assert "bytes, a token" in text
+    for word in ("milp-cbc", "(all-experts)", "klotski", "lru", "cpsat", "tokens/s", "took"):
         assert word in text
     # value, over best, over bound, tokens/s, n x b, memory and time of a row stand in one line
     (line,) = [line.split() for line in text.splitlines() if line.startswith("milp-cbc")]
-    assert line[1:5] == ["6", "ms", "20.0%", "20.0%"]
-    assert line[6:9] == ["16", "x", "16"]
-    assert line[-1] == "s"
+    assert line[6:11] == ["16", "x", "16", "100.0", "MiB"]
+    assert len(line) == 13
 
 
 def test_bounds_are_said_to_be_for_the_chosen_forms(rows: list[ComparisonRow]) -> None:
