@@ -195,7 +195,7 @@ def _chances(
             said += f"; sequences take turns among {counted(len(prompts), 'domain')}"
     if len(set(nearest.tolist())) < len(moe):
         said += (
-            f"; of {counted(len(moe), 'layer')} {len(known)} known, the others take the "
+            f"; only {len(known)} of {counted(len(moe), 'layer')} known, the others take the "
             "nearest one's"
         )
     chance = np.stack([[inclusion(row, top_k) for row in one[nearest]] for one in prompts])

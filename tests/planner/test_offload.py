@@ -347,7 +347,7 @@ def test_a_document_that_contradicts_itself(made: ExpertPlacement) -> None:
         parse_document(ExpertPlacement, value, "here")
     value = to_json(made)
     value["offload"]["devices"][1]["layers"].pop()
-    with pytest.raises(DocumentError, match=r"offload\.devices\.1 has 3 layers of 4"):
+    with pytest.raises(DocumentError, match=r"offload\.devices\.1 has 3 of 4 layers"):
         parse_document(ExpertPlacement, value, "here")
     assert check_offload(made) == []
 
