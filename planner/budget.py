@@ -69,13 +69,14 @@ class Budget:
         left = max(self.end - time.monotonic(), 0.0)
         self.deadline = self.end - min(self._busy * comparing, left / 2)
 
-    def tries(self, wanted: int, baselines: int) -> int:
-        """On how many n and b the next of so many baselines may be tried; 0: no time for it."""
+    def tries(self, wanted: int, baselines: int, least: int = 0) -> int:
+        """On how many n and b the next of so many baselines may be tried, ``least`` in any case; 0:
+        no time for it."""
         if self._held is None:
             return wanted
         fit, choose, judge = (self._held.seconds(which) for which in ("fit", "choose", "judge"))
         left = (self.end - time.monotonic()) / self._busy
-        if left < fit + choose + judge:
+        if left < fit + choose + judge and not least:
             return 0
         # it is judged later
         self.end -= self._busy * judge

@@ -61,6 +61,10 @@ def test_judging_is_held_back_and_half_of_the_rest_for_comparing(clock: Clock) -
     assert budget.end == pytest.approx(161.0)
     clock.now = 157.0
     assert budget.tries(6, 1) == 0  # 4 s, one takes 1 + 2 + 3
+    assert budget.end == pytest.approx(161.0)
+    # unless it is compared in any case: then its judging comes later, too
+    assert budget.tries(6, 1, least=1) == 1
+    assert budget.end == pytest.approx(158.0)
     budget.compared()
     assert budget.deadline == budget.end
 
@@ -109,16 +113,20 @@ def memory(profile: Profile) -> int:
 
 
 def test_what_was_cut_short_is_said(small_profile: Profile, slow: None) -> None:
-    # judging alone would take 30 of 20 s: one n and b is searched, and nothing compared
+    # judging alone would take 30 of 20 s: one n and b is searched, and compared with the two rules
+    # that need no time, on the one that looked best
     plan = make_plan(
         small_profile, WORKLOAD, memory_bytes=memory(small_profile), time_limit_seconds=20.0
     )
     (said,) = [note for note in plan.notes if "cut short" in note]
     assert said.startswith("cpsat: the time limit of 20 s cut short: ")
     assert "searched 1 of the 2 best n and b" in said
-    assert f"compared not at all: {', '.join(BASELINES)}" in said
+    first, second, *others = BASELINES
+    assert [first, second] == ["all-experts", "on-demand"]
+    assert f"compared on fewer n and b: {first}, {second}" in said
+    assert f"compared not at all: {', '.join(others)}" in said
     assert plan.stop == "time_limit"
-    assert plan.chosen_over == {}
+    assert {plan.solver, *plan.chosen_over} == {"cpsat", first, second}
     # it is as whole as any other
     assert check_plan(plan, small_profile) == []
     assert plan.bound is not None
@@ -148,7 +156,7 @@ def test_baselines_may_be_tried_on_fewer_n_and_b(
         return original(name, profile, found, ranked, seed, most)
 
     monkeypatch.setattr(planner.entries, "run_strategy", one_each)
-    monkeypatch.setattr(Budget, "tries", lambda self, wanted, baselines: 1)
+    monkeypatch.setattr(Budget, "tries", lambda self, wanted, baselines, least: 1)
     plan = make_plan(
         small_profile, WORKLOAD, memory_bytes=memory(small_profile), time_limit_seconds=0.5,
         cap_seconds=1e6,
