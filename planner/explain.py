@@ -301,11 +301,11 @@ def _bandwidth_price(
     link = candidate.encoding.link
     rate = link.paced_bytes_per_second or link.bandwidth_bytes_per_second.value
     price = _price(rate * MORE, *_bounds(candidate, relaxed, more), base, again, None)
-    own = quicker.promised("judge", schedule_of(plan.policy))
-    if price.replanned <= own:
+    as_it_is = quicker.promised("judge", schedule_of(plan.policy))
+    if price.replanned <= as_it_is:
         return price
     n, b = plan.policy.n_batches, plan.policy.batch_size
-    return dataclasses.replace(price, replanned=own, n_batches=n, batch_size=b)
+    return dataclasses.replace(price, replanned=as_it_is, n_batches=n, batch_size=b)
 
 
 def _bounds(candidate: Candidate, relaxed: Relaxed, more: Relaxed) -> tuple[float, float]:
