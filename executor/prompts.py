@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 
 from executor.tokenizer import Tokenizer
 from planner.documents import ModelSpec, Workload
@@ -30,22 +31,33 @@ def check_limit(
     Raises
     ------
     OptionError
-        If they are more than the workload has, or given one by one and not as many as ``prompts``.
+        If they are none or more than the workload has, no whole numbers, or given one by one and
+        not as many as ``prompts``.
     """
     limit = workload.new_tokens if max_new_tokens is None else max_new_tokens
-    limits = [limit] if isinstance(limit, int) else list(limit)
-    if not isinstance(limit, int) and prompts is not None and len(limits) != prompts:
+    given = list(limit) if isinstance(limit, Iterable) else [limit]
+    limits = [_whole(one, "a number of new tokens") for one in given]
+    if isinstance(limit, Iterable) and prompts is not None and len(limits) != prompts:
         raise OptionError(
             f"given: {counted(len(limits), 'number')} of new tokens for "
             f"{counted(prompts, 'prompt')}"
         )
     for one in limits:
         if not 1 <= one <= workload.new_tokens:
+            remedy = f"plan again with --new-tokens {one}" if one > 0 else "ask for one at least"
             raise OptionError(
                 f"{counted(one, 'new token')} are asked for; the plan allows 1 to "
-                f"{workload.new_tokens}: plan again with --new-tokens {max(one, 1)}"
+                f"{workload.new_tokens}: {remedy}"
             )
-    return limit if isinstance(limit, int) else limits
+    return limits if isinstance(limit, Iterable) else limits[0]
+
+
+def _whole(value: object, what: str) -> int:
+    """An integer of any library; 1.5 is not made 1, and a text no number."""
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise OptionError(f"{value!r:.60} is given as {what}: give a whole number") from None
 
 
 def encode(
@@ -67,15 +79,18 @@ def encode(
     Raises
     ------
     OptionError
-        If prompts are too many or too long, or hold a token that the model does not have. A text
-        with more characters than its tokens could stand for is refused before it is tokenized.
+        If prompts are none, too many or too long, neither texts nor token ids, or hold a token that
+        the model does not have. A text with more characters than its tokens could stand for is
+        refused before it is tokenized.
     """
     if isinstance(prompts, str):
         raise OptionError("prompts is one text; give a list of prompts")
     if not 1 <= len(prompts) <= workload.requests:
+        many = len(prompts) > 0
+        remedy = f"plan again with --requests {len(prompts)}" if many else "give one at least"
         raise OptionError(
             f"{counted(len(prompts), 'prompt')} are given; the plan is for 1 to "
-            f"{workload.requests}: plan again with --requests {max(len(prompts), 1)}"
+            f"{workload.requests}: {remedy}"
         )
     ids: list[list[int]] = []
     given: Sequence[str | Sequence[int]] = prompts
@@ -88,8 +103,12 @@ def encode(
                 tokenizer(),
                 f"shorten it ({_most(workload, model)})",
             )
+        elif isinstance(prompt, Iterable):
+            tokens = [_whole(token, f"a token id of prompt {number}") for token in prompt]
         else:
-            tokens = [int(token) for token in prompt]
+            raise OptionError(
+                f"prompt {number} is {prompt!r:.60}: give a list of texts or of lists of token ids"
+            )
         check_tokens(number, tokens, model.vocab_size)
         if len(tokens) > workload.prompt_tokens:
             fits = len(tokens) + workload.new_tokens <= model.max_context

@@ -1,0 +1,62 @@
+"""What prompts and numbers of new tokens are refused for, before anything is loaded."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from executor.prompts import check_limit, encode
+from planner.documents import Workload
+from solvers.errors import OptionError
+
+WORKLOAD = Workload(requests=2, prompt_tokens=4, new_tokens=3)
+MODEL: Any = SimpleNamespace(vocab_size=10, max_context=100)
+
+
+def ids(prompts: Any) -> list[list[int]]:
+    return encode(prompts, WORKLOAD, MODEL, lambda: pytest.fail("no text is among them"))
+
+
+def test_whole_numbers_of_any_library_are_taken() -> None:
+    assert ids([[1, 2], np.array([3, 4])]) == [[1, 2], [3, 4]]
+    assert check_limit(WORKLOAD, None) == 3
+    assert check_limit(WORKLOAD, np.int64(2)) == 2  # type: ignore[arg-type]
+    assert check_limit(WORKLOAD, (1, 3), 2) == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "words"),
+    [
+        ([], "0 prompts are given; the plan is for 1 to 2: give one at least"),
+        ([[1], [2], [3]], "3 prompts are given; the plan is for 1 to 2: plan again with --req"),
+        ([[1], [1.5]], "1.5 is given as a token id of prompt 2: give a whole number"),
+        ([["7"]], "'7' is given as a token id of prompt 1: give a whole number"),
+        ([[None]], "None is given as a token id of prompt 1: give a whole number"),
+        # the ids of one prompt, where a list of prompts is wanted
+        ([1, 2], "prompt 1 is 1: give a list of texts or of lists of token ids"),
+        ([[1], None], "prompt 2 is None: give a list of texts or of lists of token ids"),
+    ],
+)
+def test_bad_prompts_are_one_line_that_helps(prompts: Any, words: str) -> None:
+    with pytest.raises(OptionError) as error:
+        ids(prompts)
+    assert str(error.value).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        (0, "0 new tokens are asked for; the plan allows 1 to 3: ask for one at least"),
+        ([3, -1], "-1 new tokens are asked for; the plan allows 1 to 3: ask for one at least"),
+        (4, "4 new tokens are asked for; the plan allows 1 to 3: plan again with --new-tokens 4"),
+        (1.5, "1.5 is given as a number of new tokens: give a whole number"),
+        ([1, "2"], "'2' is given as a number of new tokens: give a whole number"),
+    ],
+)
+def test_bad_numbers_of_new_tokens_are_one_line_that_helps(limit: Any, words: str) -> None:
+    with pytest.raises(OptionError) as error:
+        check_limit(WORKLOAD, limit, 2)
+    assert str(error.value) == words
