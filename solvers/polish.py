@@ -22,8 +22,9 @@ _TRADES = 2_000
 """Trades between stages that are looked at from one schedule."""
 
 
-def polish(search: Search) -> None:
-    """Try neighbours of the search's best schedule until none is better or the work is used up."""
+def polish(search: Search, *, reserves: bool = True) -> None:
+    """Try neighbours of the search's best schedule until none is better or the work is used up;
+    without ``reserves`` only those that leave no slot to copies on demand."""
     problem = search.problem
     each = max(int((problem.scenarios.demand > 0).sum()), problem.scenarios.passes, 1)
     left = _ITEMS // each
@@ -37,6 +38,8 @@ def polish(search: Search) -> None:
             neighbour = settled(problem, changed.stages, *sizes, *rules)
             if left <= 0 or search.out_of_time:
                 return
+            if neighbour.reserve and not reserves:
+                continue
             if neighbour in search.tried or any(check_schedule(problem, neighbour)):
                 continue
             left -= 1
@@ -46,23 +49,28 @@ def polish(search: Search) -> None:
 
 
 def polish_ahead(search: Search) -> None:
-    """Polish what copies all items ahead, too, those demanded most first: no slot is left to copies
-    on demand then, and a single one is enough to copy ahead. One item less on a list is on demand
-    and takes that slot, so that such schedules are not found step by step from others."""
+    """Polish what copies all items ahead, too, those demanded most first, of equals the shortest:
+    no slot is left to copies on demand then, and a single one is enough to copy ahead. One item
+    less on a list is on demand and takes that slot, so that such schedules are not found step by
+    step from others."""
     best, problem = search.best, search.problem
     if best is None or not best.slots or best.slots > _FEW_SLOTS or best.eviction != "none":
         return
     share = demand_share(problem).round(9)
     own = Search(problem, [], search.deadline)
     stages = []
-    for choice, stage, row in zip(best.stages, problem.stages, share.tolist(), strict=True):
+    for index, (choice, stage) in enumerate(zip(best.stages, problem.stages, strict=True)):
         listed = {*choice.resident, *choice.prefetch}
-        rest = [item for item in range(len(stage.items)) if item not in listed]
-        rest.sort(key=lambda item, row=row: -row[item])  # type: ignore[misc]
-        stages.append(replace(choice, prefetch=(*choice.prefetch, *rest)))
+        rest = sorted(
+            (-float(share[index, item]), unit.copy_ns, item)
+            for item, unit in enumerate(stage.items)
+            if item not in listed
+        )
+        ahead = (*choice.prefetch, *(item for _, _, item in rest))
+        stages.append(replace(choice, prefetch=ahead))
     sizes = best.slots, best.start_slots, 0
     own.try_schedule(settled(problem, tuple(stages), *sizes, host=best.host, hold=best.hold))
-    polish(own)
+    polish(own, reserves=False)
     search.try_schedule(own.best)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from solvers.belady import Belady
 from solvers.checker import check_proofs, used_bytes
 from solvers.errors import UnsupportedError
-from solvers.outcome import Stop
+from solvers.outcome import Schedule, StageChoice, Stop
 from solvers.problem import Problem, Stage, Unit
 from solvers.registry import BOUNDS, HOSTED, Feature, Limits, load
 from solvers.replay import measure, replay
@@ -74,6 +74,22 @@ def test_what_short_start_units_leave_out(make: Any) -> None:
     assert 19 <= belady_value(Problem(stages, two, 12, 0, measure="bytes")) <= 20
     # half of one, too, for all that bytes know: 10 of 20
     assert 9 <= belady_value(Problem(stages, two, 18, 0, measure="bytes")) <= 10
+
+
+def test_what_copied_start_units_add_to_the_lead_hides_copies(make: Any) -> None:
+    # Four start units that take 30, and make the lead 40 longer where they are copied; room for two
+    # of them, and both rooms are slots. The first is waited for, the others come meanwhile.
+    scenarios = make.scenarios([[[0]] * 4] * 3, lead=0)
+    longer = replace(scenarios, start_lead_ns=np.full((3, 4), 40, dtype=np.int64))
+    stages = (Stage(make.unit(30, 3), ()),) * 4
+    problem = Problem(stages, longer, 6, 0, measure="idle")
+    result = replay(problem, Schedule((StageChoice(),) * 4, 0, 2, 0))
+    assert measure(problem, result) == 30
+    assert belady_value(problem) <= 30
+    # without that the two that cannot stay are waited for in each pass, but for half of the last
+    # digit of a price
+    plain = problem.replace(scenarios=scenarios)
+    assert 3 * 60 - 2 <= belady_value(plain) <= 3 * 60
 
 
 def test_infeasible(make: Any) -> None:
