@@ -182,8 +182,12 @@ def _keeps(plan: Plan, model: ModelSpec | None) -> str:
     text += (
         f"Candidates for copying before the router has spoken: {counted(ahead, 'expert')}"
         f" ({ahead / layers:.1f} a layer), in a fixed order, as far as time and slots allow; what "
-        f"the router chooses beyond is copied on demand. {_hosted_words(policy)}"
-        f"{_named_words(policy)}"
+        "the router chooses beyond"
+        if ahead
+        else "No expert is copied before the router has spoken: what it chooses"
+    )
+    text += (
+        f" is copied on demand. {_hosted_words(policy)}{_named_words(policy)}"
         f"{counted(policy.slots, 'slot')} for experts in flight"
     )
     if policy.reserve:

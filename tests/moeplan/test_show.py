@@ -114,6 +114,15 @@ def test_a_plan_in_words(plan: Plan) -> None:
         assert said in text
 
 
+def test_a_plan_that_copies_nothing_ahead_says_so(plan: Plan) -> None:
+    layers = tuple(dataclasses.replace(layer, prefetch=()) for layer in plan.policy.layers)
+    bare = dataclasses.replace(plan, policy=dataclasses.replace(plan.policy, layers=layers))
+    text = "\n".join(explain_plan(bare))
+    said = "No expert is copied before the router has spoken: what it chooses is copied on demand. "
+    assert f"{said}3 slots for experts in flight" in text
+    assert "andidates" not in text
+
+
 def test_what_is_held_back_is_said(plan: Plan) -> None:
     held = dataclasses.replace(plan, policy=dataclasses.replace(plan.policy, hold=1))
     said = "up to its router, no copy begins that a layer beyond the next needs."
