@@ -39,7 +39,7 @@ _EVICTIONS: tuple[Eviction, ...] = ("none", "stale")
 _KEPT = (0.75, 0.5, 0.25)
 """Shares of the layers that go on looking ahead, those whose routers are right most often."""
 _TRIALS = 30
-"""So many are meant to be made: as many of the fitted passes are looked at as that allows."""
+"""About so many are made: as many of the fitted passes are looked at as that allows."""
 _ITEMS = 150_000
 """Demanded items of all trials together: the work limit."""
 _SMALL_SECONDS = 2.0
@@ -71,7 +71,7 @@ def looked(entry: Entry, deadline: float = math.inf, cut: list[str] | None = Non
         return entry
     trials.run()
     if trials.late and cut is not None:
-        cut.append(f"looked ahead in {len(trials.made)} ways only")
+        cut.append(f"looked ahead in {counted(len(trials.made), 'way')} only")
     found = [Entry.of(entry.solver, candidate, one, entry.stop) for one in trials.best()]
     best = min(found, key=lambda one: one.chosen_value, default=entry)
     if best.chosen_value > (1 - _WORTH) * entry.chosen_value:
@@ -178,7 +178,7 @@ class _Trials:
         self.late = False
         began = time.thread_time()
         result = replay(self._problem, own, credit=self._credit)
-        if (time.thread_time() - began) * self._left <= _SMALL_SECONDS:
+        if (time.thread_time() - began) * min(self._left, _TRIALS) <= _SMALL_SECONDS:
             self._deadline = math.inf
         weight = self._problem.scenarios.weight
         waits = (result.wait_start_ns + result.wait_item_ns).sum(axis=1) * weight
@@ -284,8 +284,8 @@ def _words(candidate: Candidate, schedule: Schedule) -> str:
     shares = [right[at] for at in looking]
     lowest, mean = min(shares), sum(shares) / len(shares)
     return (
-        f"routers are asked a layer ahead in {len(looking)} layers, where {mean:.0%} of the "
-        f"experts that they name are needed ({lowest:.0%} at least)"
+        f"routers are asked a layer ahead in {counted(len(looking), 'layer')}, where {mean:.0%} of "
+        f"the experts that they name are needed ({lowest:.0%} at least)"
     )
 
 
