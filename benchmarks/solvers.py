@@ -8,10 +8,9 @@ What the cells are, ``benchmarks.solver_cells`` says. Columns:
 - gap: (objective - bound) / objective on the fitted passes, against the bound of the class
   ``plan``, recomputed in integers from its multipliers. The objective is the replay's time with the
   correction of ``solvers.variate``, so that neither side gains from what these passes demand by
-  chance; where copies can hide there is no correction, and a gap holds what a schedule made for
-  just these passes could gain, too.
-- price: of information, likewise against the bound for those that know the routing: the most that
-  a predictor could earn.
+  chance, whether it is copied on demand or ahead.
+- price: of information, likewise against the bound for those that know the routing, who are not
+  charged for what they copy ahead: the most that a predictor could earn.
 - held out: the same schedule on other sequences, time a pass, against the fitted objective.
 - won: whose schedule is the best on the choosing passes; beats: the time that it saves on the
   judging passes against the best of the strategies there, with the paired 95% interval.
@@ -95,6 +94,8 @@ def solve_cell(cell: Cell, solver: str, work: float, routing: Path | None) -> di
         if faults:
             raise SystemExit(f"{cell.name}: {faults[0]}")
     value = objective(fitted, outcome.schedule)
+    # who knows the demand does not pay for it
+    known = objective(fitted.replace(price=None), outcome.schedule)
     entries = {solver: outcome.schedule}
     for name in BACK_ENDS:
         backend = load(name)
@@ -118,7 +119,7 @@ def solve_cell(cell: Cell, solver: str, work: float, routing: Path | None) -> di
         "fitted_passes": fitted.scenarios.passes,
         "judging_passes": judge.scenarios.passes,
         "gap": (value - bound.value_ns) / value,
-        "price_of_information": (value - wide.value_ns) / value,
+        "price_of_information": (known - wide.value_ns) / known,
         "bound_class": bound.policies,
         "corrected_by": value / measure(plain, replay(plain, outcome.schedule)) - 1,
         "held_out": float(judged[solver].mean()) / each - 1,

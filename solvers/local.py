@@ -213,7 +213,8 @@ def _descend(
     sequential = np.array([stage.sequential for stage in problem.stages])
     listed = exists & ((share >= threshold) | sequential[:, None])
     reserve = 0 if bool((listed | ~exists).all()) else min(max(found.reserve, 1), slots)
-    few = problem.replace(scenarios=problem.scenarios.take_passes(_PASSES))
+    # the clock counts what is demanded on average, and no price for what is not
+    few = problem.replace(scenarios=problem.scenarios.take_passes(_PASSES), price=None)
     clock = FluidClock(few, listed, slots, start_slots, reserve)
     sets = fitting(problem, found, slots, start_slots, share)
     if sets is None:

@@ -14,6 +14,7 @@ __all__ = [
     "Bound",
     "BoundClass",
     "CacheProof",
+    "ChargedProof",
     "Eviction",
     "HostProof",
     "HostShare",
@@ -144,6 +145,16 @@ class PlanProof:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class ChargedProof:
+    """Multipliers of the inequalities in ``solvers.proof_charged``, [passes, stages] each."""
+
+    late: Integers
+    whole: Integers
+    start: Integers
+    fit: Integers
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class HostProof:
     """Multipliers of the inequalities in ``solvers.proof_host``, [passes, stages] each."""
 
@@ -176,6 +187,8 @@ class Proof:
         Those of a host that works on items; None: all are 0.
     back
         [passes, stages]: of what streaming a start unit adds to the lead; None: all are 0.
+    charged
+        Those that charge copies ahead, where the problem has a price of them; else None.
     """
 
     least_slots: int
@@ -189,6 +202,7 @@ class Proof:
     plan: PlanProof | None = None
     host: HostProof | None = None
     back: Integers | None = None
+    charged: ChargedProof | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -225,11 +239,12 @@ class Bound:
     ``clairvoyant`` here: any fixed residents and any number of slots that fit, without eviction
     caching; prefetches know the demand and copies may be ordered in any way. ``plan``: likewise,
     but what is copied ahead, and in which order, is the same in all passes, as in a ``Schedule``
-    without eviction. ``cache``: with any cache that knows the demand, and whatever is copied ahead;
-    items that are copied ahead and stay in a cache unused are left out where ``cached.ahead`` is
-    false. ``physical``: all. Where a host works on items, each lets it take any of them in any
-    pass. ``proofs`` cover all numbers of slots, ``cached`` proves the class ``cache``; without
-    either, the bound is plain arithmetic.
+    without eviction; where copies ahead have a price (``Problem.price``) that alone keeps them from
+    being what a pass demands. ``cache``: with any cache that knows the demand, and whatever is
+    copied ahead; items that are copied ahead and stay in a cache unused are left out where
+    ``cached.ahead`` is false. ``physical``: all. Where a host works on items, each lets it take any
+    of them in any pass. ``proofs`` cover all numbers of slots, ``cached`` proves the class
+    ``cache``; without either, the bound is plain arithmetic.
     """
 
     value_ns: int

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from solvers.errors import OptionError
+from solvers.price import AheadPrice
 
 __all__ = ["Problem", "Scenarios", "Stage", "Unit"]
 
@@ -269,6 +270,9 @@ class Problem:
         [stages, items], of either sign: added to the minimised time for each item that is not
         resident, so that few passes do not make the items look better that they happen not to
         demand (``solvers.variate``). None: nothing is added.
+    price
+        Of what is copied by the time at which a stage's demand is known: what is taken off again
+        without eviction caching, for ``correction_ns`` is of copies on demand. None: nothing is.
     ahead
         [passes or more, stages, items]: rows that are said to demand each item once the demand of
         the stage with items before is known; None where nothing is said.
@@ -285,11 +289,16 @@ class Problem:
     fan_out: int = 1
     measure: Literal["time", "idle", "bytes"] = "time"
     correction_ns: Int64 | None = None
+    price: AheadPrice | None = None
     ahead: Int32 | None = None
 
     def __post_init__(self) -> None:
         if self.correction_ns is not None:
             self._refuse_correction(self.correction_ns)
+        if self.price is not None and (
+            self.correction_ns is None or self.price.ppm.shape != self.scenarios.demand.shape
+        ):
+            raise OptionError("a price does not fit scenarios, or there is no correction_ns")
         if self.ahead is not None:
             passes, *rest = self.scenarios.demand.shape
             if list(self.ahead.shape[1:]) != rest or len(self.ahead) < passes:

@@ -34,6 +34,7 @@ import numpy.typing as npt
 from solvers.errors import OptionError
 from solvers.outcome import Integers, Proof
 from solvers.problem import Problem
+from solvers.proof_charged import charged_shares, refuse_malformed_charged
 from solvers.proof_host import host_shares, least_ns, refuse_malformed_host
 from solvers.proof_plan import PlanTimes, plan_shares, refuse_malformed_plan
 
@@ -71,6 +72,10 @@ def proven_ns(problem: Problem, proof: Proof) -> int | None:
         refuse_malformed_plan(proof.plan, scenarios.demand.shape)
     if proof.host is not None:
         refuse_malformed_host(problem, proof.host)
+    if proof.charged is not None:
+        refuse_malformed_charged(problem, proof.charged)
+    elif problem.price is not None:
+        return None
     most_slots = problem.capacity_bytes // max(problem.slot_bytes, 1)
     if proof.most_slots is not None:
         most_slots = min(most_slots, proof.most_slots)
@@ -100,6 +105,11 @@ def proven_ns(problem: Problem, proof: Proof) -> int | None:
         serial = fixed and slots == 1 and scenarios.host_work_ns is None
         plan = plan_shares(problem, proof.plan, pace, per, most_ahead, last, serial=serial)
 
+    charged = None
+    if proof.charged is not None:
+        serial = fixed and slots == 1
+        charged = charged_shares(problem, proof.charged, busy, proof.scale, serial=serial)
+
     # constants
     total = -proof.memory * problem.capacity_bytes + int((proof.room * start_held).sum())
     copies = (active * copy).sum(axis=2)
@@ -117,6 +127,9 @@ def proven_ns(problem: Problem, proof: Proof) -> int | None:
         hosts = host_shares(problem, proof, PlanTimes(problem).gain)
         total += hosts.total
         left = left - hosts.durations
+    if charged is not None:
+        total += charged.total
+        left = left - charged.durations
     if back is not None:
         total += int((back * (least_ns(problem).astype(object) + longer)).sum())
         left = left - back
@@ -124,7 +137,10 @@ def proven_ns(problem: Problem, proof: Proof) -> int | None:
         return None
     total += int((left * least_ns(problem).astype(object)).sum())
     # copied ahead
-    total += most_ahead * _negative(busy - _following(busy, last) + ahead * per)
+    beyond = busy - _following(busy, last) + ahead * per
+    if proof.charged is not None:
+        beyond = beyond - _following(proof.charged.start, last)
+    total += most_ahead * _negative(beyond)
     total += longest * most_slots * _negative(held - _following(held, last))
     # residents
     saved = (active * (copy * busy[:, :, None] + (copy + work) * held[:, :, None])).sum(axis=0)
@@ -135,6 +151,8 @@ def proven_ns(problem: Problem, proof: Proof) -> int | None:
         saved, from_starts = saved + plan.residents, from_starts + plan.starts
     if hosts is not None:
         saved = saved + hosts.residents
+    if charged is not None:
+        saved, from_starts = saved + charged.residents, from_starts + charged.starts
     total += _negative(problem.item_bytes.astype(object) * proof.memory - saved - correction)
     total += _negative(start_held * (proof.memory - proof.room) - from_starts)
     # slots
@@ -143,6 +161,8 @@ def proven_ns(problem: Problem, proof: Proof) -> int | None:
     for_room = proof.memory - int(proof.room.sum()) - ahead_sum * pace
     if plan is not None:
         for_slots, for_room = for_slots - plan.slots, for_room - plan.room
+    if charged is not None:
+        for_slots -= charged.slots
     total += for_slots * (slots if for_slots >= 0 else most_slots)
     total += min(for_room, 0) * problem.capacity_bytes
     return int(total // proof.scale)

@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from solvers.outcome import Bound, BoundClass, HostProof, Integers, PlanProof, Proof
+from solvers.outcome import Bound, BoundClass, HostProof, Proof
 from solvers.problem import Problem
 from solvers.program import MIB, MS, Floats, Program
 from solvers.proof import proven_ns
 from solvers.proof_host import least_ns
+from solvers.relaxation_charged import ChargedRows, first_columns, more_columns
 from solvers.relaxation_host import HostRows
 from solvers.relaxation_plan import Columns, PlanRows
 
@@ -29,6 +30,8 @@ _SCALE = 1 << 50
 """Multipliers are rounded to integers in units of 1 / this."""
 _LARGE = 1_000
 """Stages of all passes, beyond which the simplex method takes several times as long."""
+_TURNS = 4
+"""Programs, at most, with ever more of what may be copied ahead."""
 _FIXED_SLOTS = 2
 """Up to this many slots, each number has a program of its own."""
 
@@ -55,6 +58,7 @@ class _Solved:
 
     value: float
     proof: Proof
+    proven_ns: int | None
     resident: Floats
     start_resident: Floats
     slots: float
@@ -81,6 +85,7 @@ def relax(
         variate, for better residents (and then the value is no bound for these scenarios).
     policies
         ``clairvoyant``, or ``plan`` for more rows, and a bound that holds for that class only.
+        Where copies ahead have a price, rows that charge them, and ``plan``, are all there is.
     iteration_limit
         Of the simplex method, a limit on work that does not depend on the clock.
     every_slot
@@ -99,7 +104,20 @@ def relax(
     if streams and most < 1:
         return None
     limits = iteration_limit, deadline
-    first = _solve(problem, int(streams), None, exact_demand, policies, limits)
+    charges = exact_demand and problem.price is not None
+    policies = "plan" if charges else policies
+    turns = (_TURNS if every_slot else 2) if charges else 0
+
+    columns = np.zeros(problem.scenarios.demand.shape, dtype=bool)
+
+    def solve(least: int, last: int | None) -> _Solved | None:
+        nonlocal columns
+        if not turns:
+            return _solve(problem, least, last, exact_demand, policies, limits)
+        one, columns = _solve_charged(problem, least, last, policies, limits, turns, columns)
+        return one
+
+    first = solve(int(streams), None)
     if first is None:
         return None
     solved = [first]
@@ -108,7 +126,7 @@ def relax(
         cases.append((_FIXED_SLOTS + 1, None))
         for least, last in cases:
             if least <= most:
-                one = _solve(problem, least, last, exact_demand, policies, limits)
+                one = solve(least, last)
                 if one is None:
                     break
                 solved.append(one)
@@ -116,13 +134,14 @@ def relax(
             # a program without a solution stands for slots that leave no room for the rest
             solved = solved[1:]
     best = min(solved, key=lambda one: one.value)
-    proofs = tuple(one.proof for one in solved)
     bound = Bound(math.floor(best.value * MS), policies)
     if exact_demand:
-        values = [proven_ns(problem, proof) for proof in proofs]
+        values = [one.proven_ns for one in solved]
         if any(value is None for value in values):
             return None
-        bound = Bound(min(value for value in values if value is not None), policies, proofs)
+        proofs = tuple(one.proof for one in solved)
+        least_ns = min(value for value in values if value is not None)
+        bound = Bound(least_ns, policies, proofs)
     return Relaxed(
         bound,
         best.resident,
@@ -132,6 +151,36 @@ def relax(
     )
 
 
+def _solve_charged(
+    problem: Problem,
+    least_slots: int,
+    most_slots: int | None,
+    policies: BoundClass,
+    limits: tuple[int, float],
+    turns: int,
+    columns: npt.NDArray[np.bool_],
+) -> tuple[_Solved | None, npt.NDArray[np.bool_]]:
+    """``_solve`` with columns of what may be copied ahead, and more of them for as long as their
+    lack takes anything off what is proven: the best of these programs, and the columns."""
+    best: _Solved | None = None
+    for _ in range(turns):
+        one = _solve(problem, least_slots, most_slots, True, policies, limits, columns)
+        if one is None or one.proven_ns is None:
+            break
+        if best is None or best.proven_ns is None or one.proven_ns > best.proven_ns:
+            best = one
+        more = first_columns(problem, one.resident)
+        if columns.any():
+            found = more_columns(problem, one.proof, columns, one.value)
+            if found is None:
+                break
+            more = found
+        if not (more & ~columns).any():
+            break
+        columns = columns | more
+    return best, columns
+
+
 def _solve(
     problem: Problem,
     least_slots: int,
@@ -139,9 +188,11 @@ def _solve(
     exact_demand: bool,
     policies: BoundClass,
     limits: tuple[int, float],
+    columns: npt.NDArray[np.bool_] | None = None,
 ) -> _Solved | None:
     """One program: slots from ``least_slots`` on, or as many as that and no more; ``limits`` are
-    iterations, and a moment of ``time.monotonic``."""
+    iterations, and a moment of ``time.monotonic``; ``columns`` what may be copied ahead where that
+    is charged, else None."""
     scenarios = problem.scenarios
     passes, stages, width = shape = scenarios.demand.shape
     fixed = least_slots == most_slots
@@ -211,17 +262,32 @@ def _solve(
         if fixed:
             host.put(holding, demand * copy + work)
     extra = None
-    if policies == "plan":
+    charged = None
+    if columns is not None:
+        charged = ChargedRows(
+            problem,
+            program,
+            resident,
+            kept,
+            slots,
+            lasts,
+            ahead,
+            follows,
+            busy,
+            columns,
+            serial=fixed and least_slots == 1,
+        )
+    elif policies == "plan":
         shared = Columns(resident, kept, slots, start_room, lasts, follows, pace)
         serial = fixed and least_slots == 1 and host is None
         extra = PlanRows(problem, program, shared, host, serial=serial)
-    large = extra is not None or passes * stages > _LARGE or host is not None
+    large = extra is not None or charged is not None or passes * stages > _LARGE or host is not None
     iterations, deadline = limits
     left = deadline - time.monotonic()
     solution = program.solve(iterations, interior=large, seconds=left)
     if solution is None:
         return None
-    value, columns, duals = solution
+    value, found, duals = solution
     # the ahead rows' unit in the proof: the copy time of a start unit for each of its bytes
     per = 1
     ratios = longest_start / np.where(start_held > 0, start_held, np.inf)
@@ -230,29 +296,30 @@ def _solve(
         per = unit.held_bytes if unit is not None else 1
     zero = np.zeros((passes, stages))
     plan = extra.proof(duals, _integers, per) if extra is not None else None
-    proof = Proof(
-        least_slots,
-        most_slots,
-        _SCALE,
-        int(_integers(duals[memory] * (MS / MIB))[0]),
-        _integers(duals[room] * (MS / MIB)),
-        *_fitting(
-            problem,
+    proof = _fitting(
+        problem,
+        Proof(
+            least_slots,
+            most_slots,
+            _SCALE,
+            int(_integers(duals[memory] * (MS / MIB))[0]),
+            _integers(duals[room] * (MS / MIB)),
             _integers(duals[busy]),
-            _integers(duals[holding] if fixed else zero),
             _integers(duals[room_ahead] / per),
+            _integers(duals[holding] if fixed else zero),
             plan,
             None if host is None else host.proof(duals, _integers),
             _integers(duals[back]) if longer.any() else None,
-            least_slots,
+            None if charged is None else charged.proof(duals, _integers),
         ),
     )
     return _Solved(
         value,
         proof,
-        columns[resident],
-        columns[kept],
-        float(columns[slots][0]),
+        proven_ns(problem, proof) if exact_demand else None,
+        found[resident],
+        found[kept],
+        float(found[slots][0]),
         abs(float(duals[memory][0])),
     )
 
@@ -265,25 +332,28 @@ def _integers(duals: Floats) -> npt.NDArray[np.object_]:
     return array.reshape(duals.shape)
 
 
-def _fitting(
-    problem: Problem,
-    busy: Integers,
-    held: Integers,
-    ahead: Integers,
-    plan: PlanProof | None,
-    host: HostProof | None,
-    back: Integers | None,
-    slots: int,
-) -> tuple[Integers, Integers, Integers, PlanProof | None, HostProof | None, Integers | None]:
-    """Busy, ahead, held, a plan's, a host's and longer leads' multipliers, cut where the duals of a
-    stage's duration sum to more than its weight by a rounding error."""
+def _fitting(problem: Problem, proof: Proof) -> Proof:
+    """The proof, its multipliers cut where those of a stage's duration sum to more than its weight
+    by a rounding error."""
+    slots, plan, charged, host, back = (
+        proof.least_slots,
+        proof.plan,
+        proof.charged,
+        proof.host,
+        proof.back,
+    )
     left = problem.scenarios.weight.astype(object)[:, None] * _SCALE
-    held = np.minimum(held, left // max(slots, 1))
+    held = np.minimum(proof.held, left // max(slots, 1))
     left = left - held * slots
     if plan is not None:
         late = np.minimum(plan.late, left)
         whole = np.minimum(plan.whole, left - late)
         plan = replace(plan, late=late, whole=whole)
+        left = left - late - whole
+    if charged is not None:
+        late = np.minimum(charged.late, left)
+        whole = np.minimum(charged.whole, left - late)
+        charged = replace(charged, late=late, whole=whole)
         left = left - late - whole
     if host is not None:
         work = np.minimum(host.work, left)
@@ -292,7 +362,15 @@ def _fitting(
     if back is not None:
         back = np.minimum(back, left)
         left = left - back
-    return np.minimum(busy, left), ahead, held, plan, host, back
+    return replace(
+        proof,
+        busy=np.minimum(proof.busy, left),
+        held=held,
+        plan=plan,
+        charged=charged,
+        host=host,
+        back=back,
+    )
 
 
 def plan_bound(
@@ -301,15 +379,18 @@ def plan_bound(
     """The bounds of the classes ``plan`` and ``clairvoyant``; the first is never the lower one.
 
     A bound for all schedules is one for those of the class ``plan``. With more than ``most_stages``
-    stages of passes, whose programs take long, there is only the clairvoyant one, twice.
+    stages of passes, whose programs take long, there is only the clairvoyant one, twice. Where
+    copies ahead have a price, the clairvoyant bound is without it (who knows the demand pays it),
+    and the other one of another objective.
     """
-    every = relax(problem)
+    priced = problem.price is not None
+    every = relax(problem.replace(price=None))
     wide = every.bound if every is not None else None
     stages = problem.scenarios.passes * len(problem.stages)
     if most_stages is not None and stages > most_stages:
         return wide, wide
     own = relax(problem, policies="plan")
     tight = own.bound if own is not None else None
-    if wide is not None and (tight is None or tight.value_ns <= wide.value_ns):
+    if not priced and wide is not None and (tight is None or tight.value_ns <= wide.value_ns):
         tight = replace(wide, policies="plan")
     return tight, wide

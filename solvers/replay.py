@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from solvers.foresight import Named, asking, named_ahead
 from solvers.outcome import Schedule
+from solvers.price import PARTS
 from solvers.problem import Problem
 from solvers.replay_channel import Channel, CopyPart
 from solvers.replay_pace import Credit
@@ -71,6 +72,8 @@ class Replay:
         [passes]: bytes of the chunks that ended in each pass.
     wasted_bytes
         Bytes of prefetches that were dropped.
+    taken_off
+        What copies ahead take off the objective (``Problem.price``), in ns / ``PARTS``.
     host_ns, spared_ns
         [passes, stages]: the host at work, and what the same items' work on the device would take.
     stages, copies
@@ -83,6 +86,7 @@ class Replay:
     busy_ns: npt.NDArray[np.int64]
     copied_bytes: npt.NDArray[np.int64]
     wasted_bytes: int
+    taken_off: int
     host_ns: npt.NDArray[np.int64]
     spared_ns: npt.NDArray[np.int64]
     stages: tuple[StageTimes, ...] = ()
@@ -152,7 +156,9 @@ def replay(
     busy_before = [0, 0, 0, 0]
     stages: list[StageTimes] = []
     parts: list[CopyPart] = []
-    wasted = now = bytes_before = 0
+    wasted = now = bytes_before = ahead = 0
+    price = problem.price if schedule.eviction == "none" else None
+    copy_ns = problem.copy_ns.tolist()
     run_of = {run.start: run for run in scenarios.runs()} if passes else {}
     first = 0
     channel = Channel(problem, schedule, range(0), 0, record, credit)
@@ -179,6 +185,10 @@ def replay(
             active = order[index][stage]
             resident = residents[stage]
             queued = channel.demand_known(here, now, active)
+            if price is not None:
+                row = copy_ns[stage]
+                for item, came in channel.came_ahead:
+                    ahead += price.taken_off(index, stage, item, row[item], came)
             if named is not None and (index, stage) in named:
                 stages_on, items = named[index, stage]
                 channel.expect(here + stages_on, items)
@@ -235,6 +245,7 @@ def replay(
         kinds[1:] - kinds[:-1],
         ended[1:] - ended[:-1],
         wasted + channel.wasted_bytes,
+        ahead,
         np.array(hosting, dtype=np.int64).reshape(passes, count),
         np.array(spared, dtype=np.int64).reshape(passes, count),
         tuple(stages),
@@ -261,9 +272,11 @@ def measure(problem: Problem, result: Replay) -> int:
 
 def objective(problem: Problem, schedule: Schedule) -> int:
     """What is minimised: the replay's measure, and the problem's correction."""
-    total = measure(problem, replay(problem, schedule))
+    result = replay(problem, schedule)
+    total = measure(problem, result)
     if problem.correction_ns is None:
         return total
+    total -= -(-result.taken_off // PARTS)
     pairs = zip(problem.correction_ns, schedule.stages, strict=True)
     streams = sum(int(row.sum() - row[list(choice.resident)].sum()) for row, choice in pairs)
     return total + streams

@@ -32,7 +32,8 @@ class Channel:
 
     The channel chooses next at ``_now``; everything before that is settled. A chunk that is still
     on the channel (``_flight``) ends then. ``busy_ns`` sums the copies that have begun: start
-    units, prefetches, on demand, and items of sequential stages.
+    units, prefetches, on demand, and items of sequential stages. ``came_ahead`` holds, of the stage
+    whose demand became known last, items and the ns for which they had been copied by then.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Channel:
         self._item_ended: dict[int, int] = {}  # of the current stage's demand
         self._start_ended: dict[int, int] = {}
         self._prefetched: list[set[int]] = [set() for _ in range(self._count)]
+        self.came_ahead: list[tuple[int, int]] = []
         self._cached: dict[tuple[int, int], int] = {}  # what may be evicted -> its age
         self._ages: list[tuple[tuple[int, ...], int, int]] = []
         self._uses: Counter[tuple[int, int]] = Counter()  # stages that an item was worked on in
@@ -157,6 +159,10 @@ class Channel:
                 self._held[stage] -= 1
         copied = self._prefetched[stage]
         items = self._stages[stage].items
+        self.came_ahead = [(item, items[item].copy_ns) for item in copied]
+        if partial is not None:
+            left = max(self._now - now, 0) if self._flight is partial else 0
+            self.came_ahead.append((partial.item, partial.begun_ns - left))
         if copied:
             self._prefetched[stage] = set()
             for item in copied - wanted:

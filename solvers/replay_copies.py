@@ -51,6 +51,12 @@ class Copy:
         self.left = unit.chunks
         self.begun_bytes = 0
 
+    @property
+    def begun_ns(self) -> int:
+        """What the chunks that have begun take, undisturbed."""
+        unit = self.unit
+        return (unit.chunks - self.left) * unit.chunk_ns if self.left else unit.copy_ns
+
 
 class Lists:
     """What the chain copies in each stage: the schedule's list, or what was named instead.

@@ -154,7 +154,11 @@ def _sampled(problem: Problem) -> Problem | None:
         return None
     few = scenarios.every(_EACH)
     shares = problem.correction * int(few.weight.sum()) // max(int(scenarios.weight.sum()), 1)
-    return problem.replace(scenarios=few, correction_ns=shares)
+    price = problem.price
+    if price is not None:
+        price = price.of([index for run in scenarios.runs() for index in run[::_EACH]])
+        shares = price.correction_ns(problem.copy_ns)
+    return problem.replace(scenarios=few, correction_ns=shares, price=price)
 
 
 @dataclass

@@ -7,6 +7,10 @@ raised by (expected - counted demands) x what one copy costs, and lowered where 
 unlucky. Over the choice of the passes that is 0 on average, whatever a copy is said to cost (by
 these passes all together, which tell next to nothing of single items): it takes variance away and
 moves no expectation. As it is linear in the residents, bounds hold it, too.
+
+What is copied ahead is not waited for, and so is not corrected: the correction of as much of its
+copy is taken off again (``Problem.price``). Else a bound, and a search, would leave out of memory
+and copy ahead just those items that these passes demand too often, and be paid for it.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from solvers.layout import infeasible
+from solvers.price import AheadPrice
 from solvers.problem import Problem
 from solvers.proof_plan import PlanTimes
 from solvers.sets import demand_share
@@ -28,14 +33,14 @@ _UNIT = 1_000
 
 
 def corrected(problem: Problem) -> Problem:
-    """The problem with its ``correction_ns``; as it is where there is none to make.
+    """The problem with its ``correction_ns`` and ``price``; as it is where there is none to make.
 
     A ns of copying costs the share of a ns that computation waits for it, with the residents most
     worth their memory: all of it where what a stage demands takes longer to copy than the stage has
-    work, else what other items' work cannot hide of a single copy. Less what copies ahead can hide:
-    where all hide the price is nothing, for there schedules would gain from corrections of copies
-    that they do not wait for. One price for each kind of pass: stage by stage it would itself be
-    what few passes show by chance.
+    work, else what other items' work cannot hide of a single copy, that is its beginning. One price
+    for each kind of pass: stage by stage it would itself be what few passes show by chance. Where
+    copies ahead have none, as a host works or predictors name them, it is less what they can hide:
+    schedules would gain from corrections of copies that they do not wait for.
     """
     scenarios = problem.scenarios
     mean = scenarios.mean_demanded
@@ -44,7 +49,14 @@ def corrected(problem: Problem) -> Problem:
     active = (scenarios.demand > 0).astype(np.int64)
     streams = ~_most_demanded(problem)
     cost = _waited_ns(problem, streams)
-    total: Int64 = np.zeros(problem.copy_ns.shape, dtype=np.int64)
+    price = AheadPrice(
+        np.zeros(mean.shape, dtype=np.int64),
+        np.zeros(mean.shape[:2], dtype=np.int64),
+        np.zeros(len(mean), dtype=np.int64),
+    )
+    times = PlanTimes(problem)
+    # who works elsewhere, or is told what to copy ahead, is not priced by copies ahead
+    charged = scenarios.host_work_ns is None and problem.ahead is None
     for members in _kinds(mean):
         expected = np.rint(_UNIT * mean[members]).astype(np.int64)
         each = scenarios.weight[members][:, None, None]
@@ -54,10 +66,22 @@ def corrected(problem: Problem) -> Problem:
             asked = int((copies * problem.copy_ns).sum())
             if asked:
                 break
-        price = _UNIT * int((copies * cost[members]).sum()) // asked if asked else 0
-        price = price * (_UNIT - _ahead(problem, members, expected[0] * streams)) // _UNIT
-        total += price * (each * (expected - _UNIT * active[members])).sum(axis=0)
-    return problem.replace(correction_ns=total * problem.copy_ns // (_UNIT * _UNIT))
+        waited = int((copies * cost[members]).sum())
+        whole, rest = _UNIT, _UNIT * waited // asked if asked else 0
+        if charged:
+            hidden = (times.work - times.least_work)[members].sum(axis=0) // len(members)
+            price.hidden_ns[members] = hidden
+            first = int((copies * np.maximum(problem.copy_ns - hidden[:, None], 0)).sum())
+            whole = min(_UNIT * waited // first, _UNIT) if first else _UNIT
+            rest = _UNIT * max(waited - first, 0) // max(asked - first, 1)
+        else:
+            price.hidden_ns[members] = int(problem.copy_ns.max(initial=0))
+            rest = rest * (_UNIT - _ahead(problem, members, expected[0] * streams)) // _UNIT
+        price.rest[members] = rest
+        price.ppm[members] = whole * each * (expected - _UNIT * active[members])
+    return problem.replace(
+        correction_ns=price.correction_ns(problem.copy_ns), price=price if charged else None
+    )
 
 
 def _waited_ns(problem: Problem, streams: npt.NDArray[np.bool_]) -> Int64:

@@ -48,13 +48,17 @@ def test_by_hand(make: Any) -> None:
 
 def priced(make: Any, demand: Any, mean: list[float], start: int = 0, **times: Any) -> Any:
     """``corrected`` in us, of one stage: each item takes 1 ms, and all but ``kept`` stream."""
-    kept = times.pop("kept")
+    kept, told = times.pop("kept"), times.pop("told", False)
     unit = make.unit(1_000_000, 4)
     scenarios = make.scenarios(demand, **times)
     expected = np.broadcast_to(np.array([mean]), scenarios.demand.shape)
     scenarios = replace(scenarios, mean_demanded=expected)
     stage = Stage(make.unit(start, 3) if start else None, (unit,) * len(mean))
-    problem = corrected(Problem((stage,), scenarios, 4 * kept + 4, 4))
+    problem = Problem((stage,), scenarios, 4 * kept + 4, 4)
+    if told:
+        problem = problem.replace(ahead=np.zeros(scenarios.demand.shape, dtype=np.int32))
+    problem = corrected(problem)
+    assert (problem.price is None) == told
     return (problem.correction / 1_000).tolist()
 
 
@@ -105,9 +109,13 @@ def test_what_copies_ahead_hide_costs_nothing(make: Any, lead: int, price: float
     # No work hides a copy. Item 1 is expected in 3 of 4 passes and item 2 in one: 1 ms of copies.
     # What twice the lead leaves, 200 us, 250 us, 1 ms, is nothing, as much as copying item 1 in
     # vain takes (then 3 of 4 copies hide), and what both do. Each is demanded in all four passes.
-    mean = [1.0, 0.75, 0.25]
-    found = priced(make, [[[1, 1, 1]]] * 4, mean, kept=1, lead=lead, work=lambda rows: 0)
+    # So much for who is told what to copy ahead; else copies ahead have a price of their own, and
+    # this one is of copies on demand.
+    mean, demand = [1.0, 0.75, 0.25], [[[1, 1, 1]]] * 4
+    found = priced(make, demand, mean, kept=1, told=True, lead=lead, work=lambda rows: 0)
     assert found == [[0, -1_000 * price, -3_000 * price]]
+    found = priced(make, demand, mean, kept=1, lead=lead, work=lambda rows: 0)
+    assert found == [[0, -1_000, -3_000]]
 
 
 def test_nothing_to_correct(make: Any) -> None:
