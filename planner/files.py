@@ -20,6 +20,7 @@ __all__ = ["exists", "is_dir", "is_file", "led_to", "loads_once", "object_once",
 
 _MOST_DIGITS = 1_000
 """No number has nearly as many; Python's own limit speaks of a setting of Python's."""
+_PIECE_BYTES = 4 << 20
 _MOST_BYTES = 256 << 20
 """No file that is read whole is larger: a wrong one is not read without end."""
 
@@ -96,7 +97,11 @@ def read_regular(
                 raise error_class(
                     f"{path}: cannot be read: is a device or a pipe; a {what} was expected"
                 )
-            data = file.read(most_bytes + 1)
+            # piece by piece: a read of all that may be there takes memory for all of it
+            pieces: list[bytes] = []
+            while most_bytes >= sum(map(len, pieces)) and (piece := file.read(_PIECE_BYTES)):
+                pieces.append(piece)
+            data = b"".join(pieces)
     except FileNotFoundError:
         raise error_class(f"{path}: no such file; a {what} was expected") from None
     except IsADirectoryError:

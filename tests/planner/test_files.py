@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,18 @@ def test_what_lies_where(tmp_path: Path) -> None:
     assert read_regular(tmp_path / "file") == b"12"
     with pytest.raises(DocumentError, match="larger than any note can be"):
         read_regular(tmp_path / "file", "note", most_bytes=1)
+
+
+def test_a_small_file_takes_little_memory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12" * 3_000_000)
+    tracemalloc.start()
+    try:
+        assert read_regular(tmp_path / "file", most_bytes=1 << 28) == b"12" * 3_000_000
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # its pieces, all of it and what it is held against, and not what it might have been
+    assert peak < 32 << 20
 
 
 @pytest.mark.parametrize("look", [exists, is_file, is_dir, read_regular, load_source])
