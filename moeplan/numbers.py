@@ -44,6 +44,8 @@ def _in_plain_words(name: str, error: BaseException | None) -> OptionError | Non
         return None
     fault: Any = error.errors(include_url=False)[0]
     value, limits = fault["input"], fault.get("ctx", {})
+    if fault["type"] == "string_unicode":
+        return OptionError(f"{name} {value!r} is not UTF-8 text; write it like 10")
     if fault["type"].startswith(("int_", "float_")):
         return _not_plain(name, str(value), whole=fault["type"].startswith("int_"))
     if {"ge", "le"} & limits.keys() and str(value).strip().lower() == "nan":

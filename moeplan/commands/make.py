@@ -274,6 +274,7 @@ def plan(
     it cancels the search there.
     """
     from planner.check import check_plan
+    from planner.offline import write_profile
     from planner.solve import SOLVERS, make_plan
 
     reporter = reporter_of(ctx)
@@ -306,6 +307,7 @@ def plan(
             profile_out=profile_out,
             progress=steps,
         )
+        drawn = loaded
         loaded = within_error(loaded, allow_error)
         # what a plan is made from counts, too
         left = max(limit - (time.monotonic() - began), 0.001)
@@ -330,6 +332,8 @@ def plan(
     if faults:
         # the plan's maker and the checker disagree: a bug, which must not leave as a plan
         raise RuntimeError(f"the checker refuses the new plan: {faults}")
+    if profile_out is not None:
+        write_profile(drawn, profile_out)
     older = is_file(out) and out.stat().st_size > 0
     write_document(made, out)
     say_plan(reporter, made, loaded.model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -72,7 +73,8 @@ def profile_of(
     profile_out: Path | None,
     progress: Told,
 ) -> Profile:
-    """The profile of a folder, or one made of a model, a machine and statistics of routing.
+    """The profile of a folder, or one made of a model, a machine and statistics of routing, which
+    is to be written to ``profile_out``.
 
     ``progress`` is told how much of the routing is drawn: with a large model that takes seconds.
 
@@ -125,7 +127,7 @@ def _made(
     from planner.catalogue import load_machine
     from planner.drawn_routing import draw_routing
     from planner.model_spec import read_model
-    from planner.offline import choose_dtype, offline_profile, write_profile
+    from planner.offline import choose_dtype, offline_profile
 
     if profile_out is not None:
         check_new_folder(profile_out, "--profile-out", [model, Path(routing), Path(hardware)])
@@ -143,7 +145,8 @@ def _made(
         progress=progress,
     )
     made = offline_profile(model, spec, machine, drawn, dtype=chosen, memory_bytes=memory_bytes)
-    return made if profile_out is None else write_profile(made, profile_out)
+    # it is written once there is a plan: a budget that is too small leaves nothing behind
+    return made if profile_out is None else dataclasses.replace(made, folder=profile_out)
 
 
 def with_host(machine: Machine, host_memory: str | None) -> Machine:
@@ -154,8 +157,6 @@ def with_host(machine: Machine, host_memory: str | None) -> Machine:
     OptionError
         If that is no size.
     """
-    import dataclasses
-
     if host_memory is None:
         return machine
     assumed = tuple(one for one in machine.assumed if "--host-memory" not in one)

@@ -508,3 +508,34 @@ def test_plan_says_where_it_wrote_and_that_an_older_plan_went(
     monkeypatch.setenv("COLUMNS", "200")
     assert cli.main(["plan", "--help"]) == 0
     assert "an older plan there is replaced" in capsys.readouterr().out
+
+
+def test_a_plan_that_cannot_be_made_leaves_no_profile_and_can_be_asked_for_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["plan", "--model", CHECKPOINT, "--hardware", "t4", "--routing", "uniform"]
+    argv += ["--solver", "lru", "--requests", "4", "--prompt-tokens", "16", "--new-tokens", "4"]
+    argv += ["--out", str(tmp_path / "plan.json"), "--profile-out", str(tmp_path / "profile")]
+    assert cli.main([*argv, "--memory", "1kB"]) == 2
+    assert "the smallest that works" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert cli.main([*argv, "--memory", "12MiB"]) == 0
+    capsys.readouterr()
+    # the plan is of that very profile
+    assert cli.main(["check", str(tmp_path / "plan.json")]) == 0
+    assert "checked against" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["plan", "p", "--memory", "1MiB", "--requests"],
+        ["plan", "p", "--memory", "1MiB", "--time-limit"],
+        ["verify", "p", "t", "--max-error"],
+    ],
+)
+def test_a_figure_that_is_no_text(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    # a byte that is not UTF-8, as Python hands it over
+    assert cli.main([*argv, "\udcff"]) == 2
+    said = capsys.readouterr().err
+    assert said == f"moeplan: {argv[-1]} '\\udcff' is not UTF-8 text; write it like 10\n"
