@@ -159,11 +159,11 @@ class Attention:
             visible = min(-(-visible // step) * step, context)
         return visible
 
-    def reach(self) -> int:
-        """Columns of the context that this pass looks at or writes, of any sequence."""
-        state = self._state
-        written: int = max(map(add, state.past, state.counts))
-        return max(self._visible(0, state.sequences), min(written, state.columns))
+    def reach(self, members: range) -> int:
+        """Columns of the context that this pass looks at or writes, of any of these sequences."""
+        state, own = self._state, slice(members.start, members.stop)
+        written: int = max(map(add, state.past[own], state.counts[own]))
+        return max(self._visible(members.start, members.stop), min(written, state.columns))
 
     def _kept(self, first: int, stop: int) -> torch.Tensor:
         """Which tokens of each prompt are kept: [sequences, columns]."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
@@ -13,6 +13,7 @@ from executor.caps import check_cap
 from executor.direct import Pacer, Part, Piece, ReadBuffer
 from executor.embedding import Embedding
 from executor.encoder_decoder import EncoderDecoderOperations, EncoderDecoderState
+from executor.kept import Kept
 from executor.layout import Place
 from executor.ledger import Ledger
 from executor.matrices import STORED, TensorAt, host_tensor, quantized_expert
@@ -32,7 +33,6 @@ from planner.memory import (
     aligned,
     context_tokens,
     decode_bytes,
-    dense_slot_bytes,
     outside_bytes,
     read_buffer_bytes,
     slot_bytes,
@@ -157,15 +157,17 @@ class Device:
         self.reader = source.reader(buffer, self.pacer)
         sizes = model, policy, workload, self.dtype, self.adapter.cache_shape()
         self.spill: Spill | None = None
+        self.kept: Kept | None = None
         if policy.kv is not None:
             folder = source.store or source.checkpoint.folder
             self.spill = Spill(folder, *sizes, self.pacer, source.read_into)
+            where = self._arena, self._dense_slots, self.memory.view
+            self.kept = Kept(self.spill, source, policy, *where, self.dtype)
         self.units: Units = model_units(model, policy, self._sizes())
-        # by slot: bytes of keys and values that came with the dense part there
-        self._came: dict[int, int] = {}
         self._load_residents(progress)
         streamed = sorted(self.units.sizes.keys() - self.units.resident)
-        self.memory.prepare(self.reader, [self._pieces(unit) for unit in streamed])
+        weights = [self._pieces(unit) for unit in streamed if unit.kind != "kv"]
+        self.memory.prepare(self.reader, weights)
         self.embedding = Embedding(self.memory.rows, source, self.pacer, self.dtype)
         self.embedding.load_all()
         self.state: GroupState
@@ -176,29 +178,25 @@ class Device:
         else:
             self.state = GroupState(self._arena, *sizes)
             self.operations = Operations(self.adapter, self.state, self.embedding, policy)
+        if self.kept is not None:
+            self.kept.bind_residents(self.state)
 
     def _sizes(self) -> dict[Unit, int]:
-        """Bytes of all units; of dense parts with all keys and values that lie below."""
+        """Bytes of all units; of keys and values that lie below all, with their dense parts or
+        alone."""
         sizes = dict(model_units(self.source.model, self.policy).sizes)
         for unit in sizes:
-            if unit.kind != "head":
+            if unit.kind in ("dense", "expert"):
                 sizes[unit] = self.source.size_bytes(unit, self._form(unit))
-        if self.spill is not None:
-            sizes |= self.start_sizes(self.spill.columns)
-        return sizes
+        longest = [] if self.spill is None else [self.spill.columns]
+        return sizes | self.start_sizes(longest * self.policy.n_batches * self.policy.batch_size)
 
-    def start_sizes(self, columns: int) -> dict[Unit, int]:
-        """Bytes that a pass copies of each dense part with keys and values below, where these have
-        so many columns by then."""
-        if self.spill is None:
-            return {}
-        kept = self.spill.columns_bytes(columns)
-        units = [Unit(layer, "dense", -1) for layer in self.spill.layers]
-        sizes = {unit: self.source.size_bytes(unit) for unit in units}
-        return {unit: aligned(size) + kept if kept else size for unit, size in sizes.items()}
+    def start_sizes(self, lengths: Sequence[int]) -> dict[Unit, int]:
+        """As ``Kept.start_sizes``; nothing where no keys and values lie below."""
+        return {} if self.kept is None else self.kept.start_sizes(lengths)
 
     def _load_residents(self, progress: Callable[[int, int], None] | None) -> None:
-        resident = sorted(self.units.resident)
+        resident = sorted(unit for unit in self.units.resident if unit.kind != "kv")
         total = sum(self.units.sizes[unit] for unit in resident)
         done = 0
         for unit in resident:
@@ -249,11 +247,14 @@ class Device:
         """Read one chunk into its slot, and meanwhile perhaps the beginning of what follows."""
         unit, start, stop = chunk.unit, chunk.offset_bytes, chunk.offset_bytes + chunk.size_bytes
         size = self.units.sizes[unit]
-        if self.spill is not None and unit.kind == "dense":
+        if self.kept is not None and unit.kind == "kv":
+            self.kept.copy(chunk)
+            return
+        if self.spill is not None and self.kept is not None and unit.kind == "dense":
             size = self.source.size_bytes(unit)
             begin = max(start - aligned(size), 0)
             if stop > aligned(size) + begin:
-                kept = self._kept(unit, chunk.slot)
+                kept = self.kept.memory(unit, chunk.slot)
                 self.spill.read(unit.stage, kept, begin, stop - aligned(size) - begin)
         region = Region(self._offset(unit, chunk.slot), size)
         lane = Lane(unit.kind == "dense", chunk.slot)
@@ -262,13 +263,13 @@ class Device:
             then = partial(self._part, following)
             self.memory.fetch(self.reader, self._pieces(unit), region, start, part, lane, then)
         if chunk.last:
-            if unit.kind == "dense":
-                self._came[chunk.slot] = max(stop - aligned(size), 0)
+            if unit.kind == "dense" and self.kept is not None:
+                self.kept.came[chunk.slot] = max(stop - aligned(size), 0)
             self._check(unit, region)
 
     def _part(self, following: Following) -> Part | None:
         chunk = following()
-        if chunk is None:
+        if chunk is None or chunk.unit.kind == "kv":
             return None
         return Part(self._pieces(chunk.unit), chunk.offset_bytes, chunk.size_bytes)
 
@@ -293,34 +294,16 @@ class Device:
             offset = self._offset(unit, slot)
             views = self._views[key] = self._tensors(self.source.places(unit), offset)
         self.adapter.bind(unit.stage, views)
-        if self.spill is not None and slot is not None:
-            at = self._kept_at(unit, slot)
-            values = self.spill.layer_bytes // self.dtype.itemsize
-            kept = self._arena.tensor(at, (values,), self.dtype)
-            reach = self.operations.reach()
-            self.spill.clear_beyond(kept, self._came.get(slot, 0), self.state, reach)
-            self.state.bind(unit.stage, *self.spill.views(kept))
+        self.bind_kv(unit, slot)
 
-    def _kept_at(self, unit: Unit, slot: int) -> int:
-        return self._offset(unit, slot) + dense_slot_bytes(self.source.model, unit.stage)
-
-    def _kept(self, unit: Unit, slot: int) -> memoryview:
-        """A layer's keys and values in the slot of its dense part."""
-        size = 0 if self.spill is None else self.spill.layer_bytes
-        return self.memory.view(Region(self._kept_at(unit, slot), size))
+    def bind_kv(self, unit: Unit, slot: int | None) -> None:
+        """Let attention find the keys and values that came to a slot (None: they stay)."""
+        if self.kept is not None and slot is not None:
+            self.kept.bind(unit, slot, self.state, self.operations.reach)
 
     def write_kv(self, unit: Unit, slot: int) -> int:
-        """Write back what attention added to a layer's keys and values: bytes, 0 where they stay
-        on the device."""
-        if self.spill is None:
-            return 0
-        kept, state = self._kept(unit, slot), self.state
-        begun = max(
-            (state.counts[at] for at in range(state.sequences) if state.joins(at)), default=0
-        )
-        going = filter(state.goes_on, range(state.sequences))
-        tokens = [(state.column(state.past[at]), at) for at in going]
-        return self.spill.write(unit.stage, kept, min(begun, state.columns), tokens)
+        """Write back what attention added to them: bytes, 0 where they stay on the device."""
+        return 0 if self.kept is None else self.kept.write(unit, slot, self.state)
 
     def expert(self, unit: Unit, slot: int | None) -> ExpertWeights:
         """An expert's matrices in its slot (None: resident)."""

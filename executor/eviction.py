@@ -19,7 +19,8 @@ from solvers.errors import OptionError
 __all__ = ["Needs", "Worths"]
 
 Needs = Mapping[Unit, Sequence[int]]
-"""The stages, counted through all passes, that needed each expert or tile in a run; ascending."""
+"""The layers, counted through all passes and with the head as one, that needed each expert or tile
+in a run; ascending."""
 
 
 class Worths:
@@ -45,8 +46,12 @@ class Worths:
                 "eviction belady needs to know what an earlier run of the same prompts chose: "
                 "give its recording, or another eviction"
             )
-        self._needs = needs or {}
-        self._stages = units.layers + 1
+        self._stages, self._stage = len(units.chain), units.stage
+        layers = units.layers + 1
+        self._needs = {
+            unit: [use // layers * self._stages + units.stage(use % layers) for use in uses]
+            for unit, uses in (needs or {}).items()
+        }
         self._places = {unit: place for stage in units.chain for place, unit in enumerate(stage)}
         self._uses: Counter[Unit] = Counter()
         self._turned: dict[Unit, int] = {}
@@ -102,10 +107,11 @@ class Worths:
 
     def _turn_ahead(self, unit: Unit, sequence: int, routed: bool) -> int:
         """How many stages until the router of a unit's stage speaks next."""
-        ahead = (unit.stage - sequence) % self._stages
+        ahead = (self._stage(unit.stage) - sequence) % self._stages
         return self._stages if not ahead and routed else ahead
 
     def _turns(self, unit: Unit, sequence: int, routed: bool) -> int:
         """How often the router of a unit's stage has spoken in this run."""
         passes, stage = divmod(sequence, self._stages)
-        return passes + (unit.stage < stage or (unit.stage == stage and routed))
+        own = self._stage(unit.stage)
+        return passes + (own < stage or (own == stage and routed))

@@ -98,7 +98,7 @@ class Generation:
             needs = needs_of(recorded, device.source.model, device.policy)
         self._schedule = Schedule(device.policy, device.units, passes, needs=needs)
         # nothing has been written below yet
-        self._schedule.copies(0, device.start_sizes(0))
+        self._schedule.copies(0, device.start_sizes([]))
         self._transfers = device.memory.transfers(self._schedule, device.copy, self.recorder)
         self._runtime = Runtime(
             device,
@@ -166,7 +166,7 @@ class Generation:
         begin = time.perf_counter_ns()
         device.operations.begin(group.counts, group.past, self._longest)
         number = len(self._pass_ns)
-        self._transfers.copies(number + 1, device.start_sizes(self._columns_next()))
+        self._transfers.copies(number + 1, device.start_sizes(self._lengths_next()))
         alive, following = self._runtime.run_pass(number, group.tokens)
         group.check_finite(device.operations, alive, number)
         forced = device.forced_token
@@ -187,17 +187,15 @@ class Generation:
             self._decode_ns += elapsed
         return grown
 
-    def _columns_next(self) -> int:
-        """Columns of keys and values that the pass behind the next one may look at: of the longest
-        sequence that does not have its last token by then; 0 where all have, so that others begin.
-        """
+    def _lengths_next(self) -> list[int]:
+        """Tokens of each place whose keys and values the pass behind the next one may look at: of
+        sequences that do not have their last token by then; 0 of the others, and where others
+        begin."""
         group = self._group
-        lengths = (
-            past + count
+        return [
+            past + count if count and len(self.results[member]) + 1 < self._limits[member] else 0
             for member, past, count in zip(group.members, group.past, group.counts, strict=True)
-            if count and len(self.results[member]) + 1 < self._limits[member]
-        )
-        return min(max(lengths, default=0), self._device.state.columns)
+        ]
 
     def _draw(self, sampler: Sampler, alive: list[int], rows: list[torch.Tensor]) -> list[int]:
         members = self._group.members
@@ -225,7 +223,7 @@ class Generation:
             bytes_read=self._device.bytes_read - self._bytes_before,
             wasted_prefetch_bytes=self._transfers.wasted_bytes,
             served=dict(sorted(self._schedule.served.items())),
-            bubble_inter_layer_ns=recorder.total_ns("wait_dense"),
+            bubble_inter_layer_ns=recorder.total_ns("wait_dense") + recorder.total_ns("wait_kv"),
             bubble_intra_layer_ns=recorder.total_ns("wait_expert") + recorder.total_ns("wait_head"),
             duration_by_kind_ns=recorder.durations(),
             count_by_kind=recorder.counts(),

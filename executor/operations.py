@@ -100,9 +100,10 @@ class Operations:
         self._state.begin(counts, past, longest if self._bucketed else 0)
         self._attention.begin()
 
-    def reach(self) -> int:
-        """Columns of keys and values that this pass looks at or writes, of any sequence."""
-        return self._attention.reach()
+    def reach(self, members: range) -> int:
+        """Columns of keys and values that this pass looks at or writes, of any of these
+        sequences."""
+        return self._attention.reach(members)
 
     def embed(self, tokens: list[int]) -> None:
         """Embedding rows of the pass's ``tokens`` (packed) into the residual stream."""

@@ -92,12 +92,14 @@ class Runtime:
     def layer(self, pass_index: int, layer: int) -> None:
         """One layer, for the whole group."""
         transfers, operations, record = self._transfers, self._operations, self._recorder.compute
-        state = self._state
+        state, batches = self._state, self._device.units.batches
         both = operations if isinstance(operations, EncoderDecoderOperations) else None
         if both is not None and layer == both.decoder:
             both.turn()
-        if layer:
-            transfers.enter(pass_index, layer)
+        for batch in range(batches):
+            self._batch(pass_index, layer, batch)
+        if stage := self._device.units.stage(layer):
+            transfers.enter(pass_index, stage)
         dense = Unit(layer, "dense", -1)
         slot = self._wait(dense, "wait_dense", pass_index)
         if slot is not None:
@@ -108,7 +110,7 @@ class Runtime:
             if self._model.layers[layer].experts:
                 transfers.route([], None)
             return
-        for batch in range(state.batches):
+        for batch in range(0 if batches else state.batches):
             operations.attention(layer, batch)
             record("attention", pass_index, layer, batch, state.batch_tokens(batch))
             if both is not None and layer >= both.decoder:
@@ -154,6 +156,24 @@ class Runtime:
         operations.combine()
         record("combine", pass_index, layer, -1, state.tokens)
 
+    def _batch(self, pass_index: int, layer: int, batch: int) -> None:
+        """Attention of one batch, whose keys and values are copied by themselves; a smaller group
+        has none of the last ones."""
+        transfers, state, record = self._transfers, self._state, self._recorder.compute
+        stage = self._device.units.stage(layer, batch)
+        if stage:
+            transfers.enter(pass_index, stage)
+        kept = Unit(layer, "kv", batch)
+        slot = self._wait(kept, "wait_kv", pass_index)
+        if batch < state.batches:
+            tokens = state.batch_tokens(batch)
+            self._device.bind_kv(kept, slot)
+            self._operations.attention(layer, batch)
+            record("attention", pass_index, layer, batch, tokens)
+            if slot is not None and (written := self._device.write_kv(kept, slot)):
+                record("write_kv", pass_index, layer, batch, tokens, written)
+        transfers.release_start(kept)
+
     def head(self, pass_index: int, count: int | None = None) -> tuple[list[int], list[int]]:
         """The head and the choice of the next tokens.
 
@@ -166,7 +186,7 @@ class Runtime:
         """
         transfers, operations, record = self._transfers, self._operations, self._recorder.compute
         stage = len(self._model.layers)
-        transfers.enter(pass_index, stage)
+        transfers.enter(pass_index, self._device.units.stage(stage))
         tiles = [Unit(stage, "head", tile) for tile in range(self._device.policy.head_tiles)]
         tiles = tiles[:count]
         routed = transfers.route(tiles, None)

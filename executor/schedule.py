@@ -65,7 +65,7 @@ class Schedule:
         self._clock = clock
         self._policy = policy
         self._units = units
-        self._stages = units.layers + 1
+        self._stages = len(units.chain)
         self._last_sequence = passes * self._stages - 1
         self._sequence = 0
         self._routed_sequence = -1
@@ -175,17 +175,17 @@ class Schedule:
                 self._chain_index = 0
                 continue
             unit = stage[self._chain_index]
-            if unit.kind != "dense" and self._unnamed(self._chain_sequence):
+            if not unit.starts and self._unnamed(self._chain_sequence):
                 return None
             if unit in self._slots.loads:
                 self._chain_index += 1
                 continue
             break
-        if unit.kind == "dense":
-            taken = self._slots.take_dense()
+        if unit.starts:
+            taken = self._slots.take_start()
             if taken is None:
                 return None
-            load = self._start(unit, taken, self._chain_sequence, "copy_dense")
+            load = self._start(unit, taken, self._chain_sequence, f"copy_{unit.kind}")
         else:
             if len(self._slots.free) + len(self._slots.cached) <= self._policy.reserve:
                 return None
@@ -216,7 +216,7 @@ class Schedule:
         if self._chain_sequence == sequence:
             begun = before[: self._chain_index + (self._chain_load is not None)]
         rest = before[len(begun) :]
-        dense = tuple(unit for unit in rest if unit.kind == "dense")
+        dense = tuple(unit for unit in rest if unit.starts)
         fresh = tuple(
             unit for unit in named.units if unit not in begun and unit not in self._units.resident
         )
@@ -235,8 +235,8 @@ class Schedule:
     # --- what compute asks and reports --------------------------------------------------------
 
     def copies(self, pass_index: int, starts: Mapping[Unit, int]) -> None:
-        """How many bytes of dense parts, with keys and values, a pass copies, where it is not what
-        ``units`` says: told before compute enters the pass before it."""
+        """How many bytes of dense parts with keys and values, or of those alone, a pass copies,
+        where it is not what ``units`` says: told before compute enters the pass before it."""
         self._starts[pass_index] = starts
 
     def enter(self, pass_index: int, stage: int) -> None:
@@ -272,7 +272,11 @@ class Schedule:
     def release_dense(self, stage: int) -> None:
         """Step 3 has ended: a streamed dense part's slot is free."""
         self._leading = False
-        load = self._slots.loads.get(Unit(stage, "dense", -1))
+        self.release_start(Unit(stage, "dense", -1))
+
+    def release_start(self, unit: Unit) -> None:
+        """What a stage waited for is needed no longer: its slot is free, if it has one."""
+        load = self._slots.loads.get(unit)
         if load is not None:
             self._slots.give_back(load)
 
@@ -300,7 +304,7 @@ class Schedule:
         if self._routed_sequence == self._sequence:
             raise RuntimeError("a stage is routed once")
         self._routed_sequence, self._leading = self._sequence, False
-        stage = self._sequence % self._stages
+        layer, _ = self._units.place(self._sequence % self._stages)
         wanted = set(active)
         met = {unit: self._served_as(unit) for unit in active if unit.kind == "expert"}
         partial: Unit | None = None
@@ -320,9 +324,9 @@ class Schedule:
             self._chain_sequence, self._chain_index = self._sequence + 1, 0
         if named is not None:
             self._expect(named)
-        for unit in [unit for unit in self._slots.loads if unit.stage == stage]:
+        for unit in [unit for unit in self._slots.loads if unit.stage == layer]:
             load = self._slots.loads[unit]
-            if unit.kind == "dense" or load.cancelled:
+            if unit.starts or load.cancelled:
                 continue
             if unit in wanted:
                 self._slots.cached.pop(unit, None)

@@ -32,8 +32,9 @@ class Slots:
     ----------
     streaming
         Stages that have experts or tiles in slots.
-    free, free_dense
-        Numbers of the slots that hold nothing.
+    free, free_starts
+        Numbers of the slots that hold nothing: of those for experts and tiles, and of those for
+        what stages wait for before they begin.
     loads
         By unit, what the others hold, wholly or in part.
     cached
@@ -43,18 +44,18 @@ class Slots:
     def __init__(self, policy: Policy, units: Units) -> None:
         self._policy = policy
         self._units = units
-        self.free_dense = list(range(policy.dense_slots))
+        self.free_starts = list(range(policy.start_slots))
         self.free = list(range(policy.slots))
         self.loads: dict[Unit, Load] = {}
         self.cached: dict[Unit, Load] = {}
-        stages = {u.stage for u in units.sizes if u.kind != "dense" and u not in units.resident}
-        self.streaming = frozenset(stages)
+        stages = {u.stage for u in units.sizes if not u.starts and u not in units.resident}
+        self.streaming = frozenset(map(units.stage, stages))
         self._share = max(policy.slots // max(len(stages), 1), 1)
 
     def twin(self) -> Slots:
         """Slots that may be changed without changing these; they have the same loads."""
         twin = copy(self)
-        twin.free, twin.free_dense = self.free[:], self.free_dense[:]
+        twin.free, twin.free_starts = self.free[:], self.free_starts[:]
         twin.loads, twin.cached = self.loads.copy(), self.cached.copy()
         return twin
 
@@ -72,18 +73,18 @@ class Slots:
         del self.cached[victim.unit], self.loads[victim.unit]
         return victim.slot
 
-    def take_dense(self) -> int | None:
-        """A slot for a dense part; None where all are needed."""
-        return self.free_dense.pop(0) if self.free_dense else None
+    def take_start(self) -> int | None:
+        """A slot for a dense part, or a batch's keys and values; None where all are needed."""
+        return self.free_starts.pop(0) if self.free_starts else None
 
     def _of(self, stage: int) -> int:
         """Slots that hold experts or tiles of one stage."""
-        return sum(unit.stage == stage and unit.kind != "dense" for unit in self.loads)
+        return sum(unit.stage == stage and not unit.starts for unit in self.loads)
 
     def give_back(self, load: Load) -> None:
         """A load's slot is free."""
         del self.loads[load.unit]
-        insort(self.free_dense if load.unit.kind == "dense" else self.free, load.slot)
+        insort(self.free_starts if load.unit.starts else self.free, load.slot)
 
     def ready(self, unit: Unit) -> bool:
         """Whether ``unit`` lies complete on the device."""
@@ -118,10 +119,10 @@ class Slots:
 
     def check_integrity(self) -> None:
         """Raise if slots were lost or shared."""
-        dense = [load.slot for load in self.loads.values() if load.unit.kind == "dense"]
-        other = [load.slot for load in self.loads.values() if load.unit.kind != "dense"]
-        if sorted(dense + self.free_dense) != list(range(self._policy.dense_slots)):
-            raise RuntimeError(f"dense slots: {dense} in use and {self.free_dense} free")
+        starts = [load.slot for load in self.loads.values() if load.unit.starts]
+        other = [load.slot for load in self.loads.values() if not load.unit.starts]
+        if sorted(starts + self.free_starts) != list(range(self._policy.start_slots)):
+            raise RuntimeError(f"start slots: {starts} in use and {self.free_starts} free")
         if sorted(other + self.free) != list(range(self._policy.slots)):
             raise RuntimeError(f"slots: {other} in use and {self.free} free")
         for unit, load in self.loads.items():

@@ -23,10 +23,17 @@ from executor.state import GroupState
 from planner.documents import ModelSpec, Policy, Workload
 from planner.documents.writing import is_too_large
 from planner.kv import APART_BYTES, token_blocks
-from planner.memory import ALIGNMENT_BYTES, aligned, group_sequences, kept_tokens, kv_layer_bytes
+from planner.memory import (
+    ALIGNMENT_BYTES,
+    aligned,
+    batch_sequences,
+    group_sequences,
+    kept_tokens,
+    kv_layer_bytes,
+)
 from solvers.errors import OptionError, RunError
 
-__all__ = ["Spill", "SpillFile"]
+__all__ = ["ALL", "Spill", "SpillFile"]
 
 
 class SpillFile:
@@ -115,8 +122,13 @@ class SpillFile:
         self._pacer.wait(started, size_bytes)
 
 
+ALL = -1
+"""Where a layer's keys and values of all batches lie together."""
+
+
 class Spill:
-    """Keys and values of all layers whose dense part streams.
+    """Keys and values of all layers whose dense part streams, or of the batches of all layers that
+    are copied by themselves.
 
     Parameters
     ----------
@@ -136,7 +148,9 @@ class Spill:
     column_bytes
         Of a column: a token of each sequence.
     layer_bytes
-        Room for one layer, for the largest group at its longest.
+        Room for one layer's, of the largest group, or of a full batch, at its longest.
+    places
+        Which (layer, batch) lie there; ``ALL`` for all batches together.
 
     Raises
     ------
@@ -158,19 +172,21 @@ class Spill:
         self._cache = cache
         self.columns = kept_tokens(workload)
         self._sequences = group_sequences(policy, workload)
-        self._places = {
-            layer: at
-            for at, layer in enumerate(
-                index for index, one in enumerate(policy.layers) if not one.dense_resident
-            )
-        }
+        layers = enumerate(policy.layers)
+        if policy.kv == "batches":
+            self._sequences = batch_sequences(policy, workload)
+            batches = range(policy.n_batches)
+            places = [(at, k) for at, one in layers for k in batches if k not in one.kv_resident]
+        else:
+            places = [(at, ALL) for at, one in layers if not one.dense_resident]
+        self.places = {place: at for at, place in enumerate(places)}
         self._chunk_bytes = policy.chunk_bytes
         values = cache.key_heads * cache.key_size + cache.value_heads * cache.value_size
         self._token_values = values
         self._token_bytes = values * dtype.itemsize
         self.column_bytes = self._sequences * self._token_bytes
         self.layer_bytes = kv_layer_bytes(model, 0, self._sequences, workload, dtype.itemsize)
-        size = len(self._places) * self.layer_bytes
+        size = len(self.places) * self.layer_bytes
         self._file = SpillFile(folder, size, pacer, read_into)
         self.close = self._file.close
 
@@ -178,11 +194,6 @@ class Spill:
     def bytes_read(self) -> int:
         """So far."""
         return self._file.bytes_read
-
-    @property
-    def layers(self) -> list[int]:
-        """Whose dense part streams."""
-        return list(self._places)
 
     def columns_bytes(self, columns: int) -> int:
         """Whole blocks that hold the first columns of a layer."""
@@ -192,9 +203,12 @@ class Spill:
         """Forget what was written: a failed run may have left what are no numbers."""
         self._file.clear()
 
-    def read(self, layer: int, target: memoryview, start: int, size_bytes: int) -> None:
+    def read(
+        self, layer: int, target: memoryview, start: int, size_bytes: int, batch: int = ALL
+    ) -> None:
         """Bytes [start, start + size) of a layer into the same place of ``target``."""
-        self._file.read(self._at(layer) + start, target[start : start + size_bytes])
+        at = self._at(layer, batch) + start
+        self._file.read(at, target[start : start + size_bytes])
 
     def write(
         self,
@@ -202,23 +216,25 @@ class Spill:
         memory: memoryview,
         columns: int,
         tokens: Iterable[tuple[int, int]] = (),
+        batch: int = ALL,
     ) -> int:
         """The first columns of a layer from ``memory``, and the blocks that hold other new tokens,
         (column, sequence), joined as ``planner.kv.token_blocks`` does; how many bytes."""
         blocks = token_blocks(tokens, self.column_bytes, self._token_bytes, APART_BYTES, columns)
-        return sum(self._write(layer, memory, begin, end) for begin, end in blocks)
+        at = self._at(layer, batch)
+        return sum(self._write(at, memory, begin, end) for begin, end in blocks)
 
-    def _write(self, layer: int, memory: memoryview, begin: int, end: int) -> int:
+    def _write(self, at: int, memory: memoryview, begin: int, end: int) -> int:
         for start in range(begin, end, self._chunk_bytes):
             stop = min(start + self._chunk_bytes, end)
-            self._file.write(self._at(layer) + start, memory[start:stop])
+            self._file.write(at + start, memory[start:stop])
         return end - begin
 
-    def _at(self, layer: int) -> int:
-        return self._places[layer] * self.layer_bytes
+    def _at(self, layer: int, batch: int) -> int:
+        return self.places[layer, batch] * self.layer_bytes
 
     def clear_beyond(
-        self, slot: torch.Tensor, came_bytes: int, state: GroupState, reach: int
+        self, slot: torch.Tensor, came_bytes: int, state: GroupState, members: range, reach: int
     ) -> None:
         """Zero what a pass may look at, or write back, and what neither came nor is made by it.
 
@@ -230,17 +246,19 @@ class Spill:
             Values of the computing type, from the first column on.
         came_bytes
             What was read of them.
-        state
-            The pass. Where all sequences begin, attention makes their columns before any is looked
-            at: left are those that the shorter ones do not have, and places without a sequence.
+        state, members
+            The pass, and the sequences whose these are. Where all sequences begin, attention makes
+            their columns before any is looked at: left are those that the shorter ones do not have,
+            and places without a sequence.
         reach
             Columns that the pass looks at or writes.
         """
         first = came_bytes
         if state.begins and not state.mixed:
-            tokens, shortest = self.tokens(slot)[:reach], min(state.counts)
-            tokens[shortest:, : state.sequences].zero_()
-            tokens[:, state.sequences :].zero_()
+            counts = state.counts[members.start : members.stop]
+            tokens, shortest = self.tokens(slot)[:reach], min(counts)
+            tokens[shortest:, : len(members)].zero_()
+            tokens[:, len(members) :].zero_()
             first = reach * self.column_bytes
         width = slot.element_size()
         slot[first // width : self.columns_bytes(reach) // width].zero_()

@@ -72,11 +72,16 @@ class GroupState:
         rows = self.capacity * workload.prompt_tokens
         layers = len(model.layers) - model.encoder_depth  # an encoder keeps nothing
         kept = list(range(layers))
-        if policy.kv is not None:
+        if policy.kv == "below":
             kept = [at for at, layer in enumerate(policy.layers) if layer.dense_resident]
+        elif policy.kv == "batches":
+            kept = []  # batch by batch, also those that stay
         self._kept = {layer: at for at, layer in enumerate(kept)}
         self._below = frozenset(range(layers)) - frozenset(kept)
-        self._copied: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        # sequences that are bound together
+        self._together = self.batch_size if policy.kv == "batches" else self.capacity
+        self._bound: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._stay: list[torch.Tensor] = []
         places = len(kept) * self.capacity * self.columns
         keys = places * cache.key_heads * cache.key_size
         values = places * cache.value_heads * cache.value_size
@@ -131,8 +136,8 @@ class GroupState:
     def clear_context(self) -> None:
         """Forget all keys and values that stay; so nothing computed from a masked column is no
         number."""
-        self._keys.zero_()
-        self._values.zero_()
+        for one in (self._keys, self._values, *self._stay):
+            one.zero_()
 
     @property
     def behind(self) -> list[int]:
@@ -188,15 +193,27 @@ class GroupState:
     def keys_values(self, layer: int, first: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of some sequences: two [sequences, heads, columns, size]."""
         if layer in self._below:
-            keys, values = self._copied[layer]
-            return keys[first:stop], values[first:stop]
+            batch, begin = divmod(first, self._together)
+            keys, values = self._bound[layer, batch]
+            own = slice(begin, begin + stop - first)
+            return keys[own], values[own]
         at = self._kept[layer]
         return self._keys[at, first:stop], self._values[at, first:stop]
 
-    def bind(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Where a layer's keys and values have been copied to, all of [sequences, heads, columns,
-        size], if they lie below."""
-        self._copied[layer] = keys, values
+    def bind(
+        self,
+        layer: int,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        batch: int = 0,
+        *,
+        stay: bool = False,
+    ) -> None:
+        """Where keys and values lie of a layer, or of one of its batches: all of [sequences, heads,
+        columns, size]. What was copied is forgotten with its slot, others ``stay``."""
+        self._bound[layer, batch] = keys, values
+        if stay:
+            self._stay += [keys, values]
 
     def logits(self, count: int, vocab_size: int) -> list[torch.Tensor]:
         """Room for ``count`` rows of logits, in tensors [some of them, vocabulary].

@@ -230,6 +230,12 @@ class Transfers:
             self._schedule.release_dense(stage)
             self._changed.notify_all()
 
+    def release_start(self, unit: Unit) -> None:
+        """A batch is done with its keys and values in one layer."""
+        with self._changed:
+            self._schedule.release_start(unit)
+            self._changed.notify_all()
+
     def computed(self, unit: Unit) -> None:
         """A computation from ``unit`` has ended."""
         with self._changed:

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from planner.documents import ModelSpec, Policy
 from planner.forms_check import check_layers
+from planner.kv_check import check_batches
 from solvers.counting import counted
 from solvers.errors import DocumentError
 
@@ -15,15 +16,20 @@ __all__ = ["Unit", "Units", "check_policy", "head_tile_span", "model_units"]
 
 
 class Unit(NamedTuple):
-    """One dense part, expert or head tile.
+    """One dense part, one batch's keys and values in one layer, one expert or head tile.
 
-    ``stage`` is the layer, or the number of layers for the head; ``item`` the expert or the tile,
-    -1 for a dense part.
+    ``stage`` is the layer, or the number of layers for the head; ``item`` the batch, the expert or
+    the tile, -1 for a dense part.
     """
 
     stage: int
-    kind: Literal["dense", "expert", "head"]
+    kind: Literal["dense", "kv", "expert", "head"]
     item: int
+
+    @property
+    def starts(self) -> bool:
+        """Whether a stage waits for it before it begins."""
+        return self.kind in ("dense", "kv")
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +41,7 @@ class Units:
     layers
         Number of decoder layers; the head is the stage after the last.
     sizes
-        Bytes that each unit's copy moves: of a dense part with keys and values below, at most.
+        Bytes that each unit's copy moves: of keys and values below, at most.
     resident
         Units that are never copied during a run.
     chain
@@ -43,6 +49,9 @@ class Units:
         the stage of the head: its streamed tiles).
     waits
         Stages whose experts the chain copies only once a predictor has named them.
+    batches
+        Batches whose attention is a stage of its own, which waits for their keys and values, in
+        front of a layer's experts; 0: a layer is one stage.
     """
 
     layers: int
@@ -50,6 +59,20 @@ class Units:
     resident: frozenset[Unit]
     chain: tuple[tuple[Unit, ...], ...]
     waits: frozenset[int] = frozenset()
+    batches: int = 0
+
+    def stage(self, layer: int, batch: int | None = None) -> int:
+        """The stage of a layer's router and experts, of the head, or of one batch's attention."""
+        first = layer * (self.batches + 1)
+        if batch is not None:
+            return first + batch
+        return first if layer == self.layers else first + self.batches
+
+    def place(self, stage: int) -> tuple[int, int | None]:
+        """The layer (the number of layers: the head) of a stage, and the batch whose attention
+        alone it is."""
+        layer, part = divmod(stage, self.batches + 1)
+        return layer, part if part < self.batches and layer < self.layers else None
 
 
 def head_tile_span(model: ModelSpec, policy: Policy, tile: int) -> tuple[int, int]:
@@ -63,14 +86,22 @@ def model_units(
     policy: Policy,
     sizes: Mapping[Unit, int] | None = None,
 ) -> Units:
-    """Units of ``model`` under ``policy``; ``sizes`` are the model's own bytes if not given."""
+    """Units of ``model`` under ``policy``; ``sizes`` are the model's own bytes if not given (none
+    of keys and values)."""
     count = len(model.layers)
+    batches = policy.stages_each - 1
     own: dict[Unit, int] = {}
     resident: set[Unit] = set()
     chain: list[tuple[Unit, ...]] = []
     for index, (layer, spec) in enumerate(zip(policy.layers, model.layers, strict=True)):
         dense = Unit(index, "dense", -1)
         own[dense] = spec.dense_bytes
+        for batch in range(batches):
+            kept = Unit(index, "kv", batch)
+            own[kept] = 0
+            if batch in layer.kv_resident:
+                resident.add(kept)
+            chain.append(() if batch in layer.kv_resident else (kept,))
         for expert in range(spec.experts):
             size = model.form_bytes(index, layer.form(expert))
             own[Unit(index, "expert", expert)] = size
@@ -91,7 +122,7 @@ def model_units(
     chain.append(tuple(tiles))
     sizes = own if sizes is None else sizes
     waits = frozenset(index for index, layer in enumerate(policy.layers) if layer.waits)
-    return Units(count, sizes, frozenset(resident), tuple(chain), waits)
+    return Units(count, sizes, frozenset(resident), tuple(chain), waits, batches)
 
 
 def check_policy(model: ModelSpec, policy: Policy) -> None:
@@ -149,10 +180,12 @@ def check_policy(model: ModelSpec, policy: Policy) -> None:
         raise DocumentError("plan: policy.resident_head_tiles exceeds policy.head_tiles")
     if any(not layer.dense_resident for layer in policy.layers) and policy.dense_slots < 1:
         raise DocumentError("plan: policy.dense_slots is 0, but dense parts are not resident")
-    if policy.hold is not None and all(layer.dense_resident for layer in policy.layers):
+    if policy.hold is not None and not policy.starts_stream:
         raise DocumentError(
             "plan: policy.hold has no effect: all dense parts are resident; leave it out"
         )
+    for fault in check_batches(policy):
+        raise DocumentError(f"plan: {fault.where}: {fault.message}")
     streams = (
         demanded
         or any(layer.prefetch for layer in policy.layers)

@@ -79,11 +79,13 @@ def run_virtual(
     policy, units
         What is carried out.
     passes
-        For each pass its stages: the layers, then the head.
+        For each pass its stages: the layers (batch by batch, and then their experts, where units
+        are so), then the head.
     chunk_ns
         Duration of a chunk, from its unit and its bytes.
     starts
-        By pass: bytes of dense parts of which it copies another number than ``units.sizes`` says.
+        By pass: bytes of what stages wait for of which it copies another number than
+        ``units.sizes`` says.
     credit
         By how much a channel that has rested is ahead of ``chunk_ns``.
 
@@ -100,10 +102,11 @@ def _needs(units: Units, passes: Sequence[Sequence[VirtualStage]]) -> dict[Unit,
     found: dict[Unit, list[int]] = {}
     for index, stages in enumerate(passes):
         for stage, times in enumerate(stages):
-            kind: Literal["expert", "head"] = "head" if stage == units.layers else "expert"
+            layer, _ = units.place(stage)
+            kind: Literal["expert", "head"] = "head" if layer == units.layers else "expert"
             for item, _, _ in times.work:
-                here = index * (units.layers + 1) + stage
-                found.setdefault(Unit(stage, kind, item), []).append(here)
+                here = index * (units.layers + 1) + layer
+                found.setdefault(Unit(layer, kind, item), []).append(here)
     return found
 
 
@@ -153,10 +156,22 @@ class _Virtual:
         )
 
     def _stage(self, index: int, stage: int, times: VirtualStage) -> None:
-        schedule, head = self._schedule, stage == self._units.layers
+        schedule = self._schedule
         schedule.enter(index, stage)
         if stage == 0:
             self._work("embed", index, -1, -1, times.prologue_ns, 0)
+        layer, batch = self._units.place(stage)
+        if batch is None:
+            self._layer(index, layer, times)
+            return
+        kept = Unit(layer, "kv", batch)
+        self._wait(kept, "wait_kv", index)
+        self._work("attention", index, layer, batch, times.lead_ns, 0)
+        schedule.release_start(kept)
+
+    def _layer(self, index: int, stage: int, times: VirtualStage) -> None:
+        """A layer, or what is left of it when each batch had its attention; or the head."""
+        schedule, head = self._schedule, stage == self._units.layers
         if not head:
             self._wait(Unit(stage, "dense", -1), "wait_dense", index)
             schedule.lead_begins()

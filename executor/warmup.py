@@ -58,6 +58,9 @@ def _layer(device: Device, layer: int) -> None:
     operations = device.operations
     dense = Unit(layer, "dense", -1)
     device.bind_dense(dense, None if dense in device.units.resident else 0)
+    if device.units.batches:
+        first = Unit(layer, "kv", 0)
+        device.bind_kv(first, None if first in device.units.resident else 0)
     operations.attention(layer, 0)
     if isinstance(operations, EncoderDecoderOperations) and layer >= operations.decoder:
         operations.cross_attention(layer, 0)

@@ -33,10 +33,12 @@ LOOKS = (
         ("router", "dense_mlp", "shared_expert", "combine"),
     ),
     Look("◆", "green3", "head, embedding, sampling", ("embed", "head", "sample")),
-    Look("·", "red", "bubble: compute waits", ("wait_dense", "wait_expert", "wait_head")),
+    Look(
+        "·", "red", "bubble: compute waits", ("wait_dense", "wait_kv", "wait_expert", "wait_head")
+    ),
     Look("█", "red3", "copy on demand", ("copy_demand",)),
     Look("▓", "gold3", "copy ahead of the router", ("copy_prefetch",)),
-    Look("▒", "dodger_blue1", "copy of dense parts", ("copy_dense",)),
+    Look("▒", "dodger_blue1", "copy of dense parts, KV", ("copy_dense", "copy_kv")),
     Look("◆", "green3", "copy of head tiles", ("copy_head",)),
 )
 _LOOK_OF = {kind: look for look in LOOKS for kind in look.kinds}

@@ -23,7 +23,7 @@ from planner.documents import (
 )
 from planner.documents.placement import PlacementCandidate
 from planner.host import host_words
-from planner.kv import writes_words
+from planner.kv import below_words
 from planner.objectives import objective_named
 from solvers.counting import counted
 from solvers.errors import OptionError
@@ -171,12 +171,8 @@ def _keeps(plan: Plan, model: ModelSpec | None) -> str:
         f"{policy.resident_head_tiles} of "
         f"{counted(policy.head_tiles, 'head tile')}. "
     )
-    if policy.kv is not None and dense < layers:
-        text += (
-            "Keys and values of the layers whose dense parts are copied lie below the device, too: "
-            "they come with the dense part, and what attention adds is written back "
-            f"({writes_words(None, plan.predicted.totals)}). "
-        )
+    if policy.kv is not None and policy.starts_stream:
+        text += f"{below_words(policy, plan.predicted.totals)}. "
     if experts is not None and resident == experts:
         return text + "No expert is ever copied again."
     text += (
@@ -202,7 +198,8 @@ def _keeps(plan: Plan, model: ModelSpec | None) -> str:
         "plan": "kept until the room is needed (what the plan copies farthest ahead first)",
         "belady": "kept until the room is needed (what a recorded run needs farthest ahead first)",
     }[policy.eviction]
-    return f"{text}; {kept}. {counted(policy.dense_slots, 'slot')} for dense parts{_held(policy)}."
+    starts = "keys and values" if policy.kv == "batches" else "dense parts"
+    return f"{text}; {kept}. {counted(policy.start_slots, 'slot')} for {starts}{_held(policy)}."
 
 
 def _held(policy: Policy) -> str:

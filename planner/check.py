@@ -14,6 +14,7 @@ from planner.encode import DTYPE_BYTES
 from planner.forms_check import check_allowed, check_forms
 from planner.host import host_stays
 from planner.kv import kv_stays
+from planner.kv_check import PASSES_AHEAD, check_asked_place, check_batches, kv_regions
 from planner.memory import default_head_tiling
 from planner.objectives import OBJECTIVES
 from planner.profiles import Profile
@@ -26,9 +27,6 @@ from solvers.errors import MoeplanError
 from solvers.registry import HOSTED, names
 
 __all__ = ["Violation", "check_plan", "check_policy"]
-
-_PASSES_AHEAD = 2
-"""Copies run at most one pass ahead, so that no unit is ever held twice for one pass."""
 
 
 def check_plan(
@@ -122,10 +120,10 @@ def check_policy(policy: Policy) -> list[Violation]:
     if policy.dense_slots < 1 and not all(layer.dense_resident for layer in policy.layers):
         message = "dense parts stream, but have no slot"
         found.append(Violation("dense_slots", "policy.dense_slots", message))
-    if policy.hold is not None and all(layer.dense_resident for layer in policy.layers):
+    if policy.hold is not None and not policy.starts_stream:
         message = "copies ahead are held back, but no dense part streams"
         found.append(Violation("hold", "policy.hold", message))
-    return found
+    return [*found, *check_batches(policy)]
 
 
 def _check_workload(plan: Plan) -> list[Violation]:
@@ -138,7 +136,7 @@ def _check_workload(plan: Plan) -> list[Violation]:
         )
         found.append(Violation("group", "policy.n_batches", message))
     streamed = sum(not layer.dense_resident for layer in policy.layers)
-    most = _PASSES_AHEAD * len(policy.layers) + 1 if streamed else 0
+    most = PASSES_AHEAD * len(policy.layers) + 1 if streamed else 0
     if policy.dense_slots > most:
         message = f"{counted(policy.dense_slots, 'slot')}, of which {most} could ever be used"
         found.append(Violation("dense_slots", "policy.dense_slots", message))
@@ -154,7 +152,7 @@ def _check_workload(plan: Plan) -> list[Violation]:
         "dense_slots": policy.dense_slots,
         "experts": sum(len(layer.resident) for layer in policy.layers),
         "slots": policy.slots,
-        "kv": len(policy.layers) if policy.kv is None else len(policy.layers) - streamed,
+        "kv": kv_regions(policy),
         **dict.fromkeys(("hidden", "workspace", "logits", "embedding"), 1),
     }
     for purpose, count in kept.items():
@@ -172,9 +170,7 @@ def _check_asked(plan: Plan) -> list[Violation]:
     found: list[Violation] = []
     if asked.solver not in (*names(), *HOSTED):
         found.append(Violation("solver", "asked.solver", f"{asked.solver!r} is no solver"))
-    if {"device": "below", "below": None}.get(asked.kv, "") == policy.kv:
-        message = f"keys and values were to lie {asked.kv}, and do not"
-        found.append(Violation("asked", "asked.kv", message))
+    found += check_asked_place(asked, policy)
     own = {layer.predictor for layer in policy.layers} - {"plan"}
     if own - ({"lookahead"} if asked.predictors is None else set()) and not asked.predictors:
         found.append(Violation("asked", "asked.predictors", "a layer has one, unasked"))
@@ -233,7 +229,7 @@ def _check_totals(plan: Plan) -> list[Violation]:
         message = "computation and waits do not add up to the wall time"
         found.append(Violation("totals_inconsistent", f"{where}.duration_by_kind_ns", message))
     for name, waits in (
-        ("bubble_inter_layer_ns", by_kind.get("wait_dense", 0)),
+        ("bubble_inter_layer_ns", by_kind.get("wait_dense", 0) + by_kind.get("wait_kv", 0)),
         ("bubble_intra_layer_ns", by_kind.get("wait_expert", 0) + by_kind.get("wait_head", 0)),
     ):
         if getattr(totals, name) != waits:
@@ -328,7 +324,7 @@ def _check_model(plan: Plan, model: ModelSpec) -> list[Violation]:
             f"{counted(model.vocab_size, 'row')} of vocabulary make {tiles} of {rows}"
         )
         found.append(Violation("head_tiles", "policy.head_tiles", message))
-    most = _PASSES_AHEAD * (sum(spec.experts for spec in model.layers) + tiles)
+    most = PASSES_AHEAD * (sum(spec.experts for spec in model.layers) + tiles)
     if policy.slots > most:
         message = f"{counted(policy.slots, 'slot')}, of which {most:,} could ever be used"
         found.append(Violation("slots", "policy.slots", message))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Literal
 
@@ -26,7 +26,6 @@ from planner.documents import (
     Curve,
     FormName,
     HostCompute,
-    LayerPolicy,
     MemoryAccount,
     Policy,
     RawCopies,
@@ -36,7 +35,7 @@ from planner.factors import Factors, LeadTimes
 from planner.form_costs import expert_curve, form_places, slowdown_of
 from planner.host import host_times
 from planner.kv import Written, write_price
-from planner.kv_copies import KvCopies, evenly
+from planner.kv_copies import Copied, KvCopies, evenly
 from planner.link import copy_link
 from planner.memory import (
     EXPERT_TILE_ROWS,
@@ -51,8 +50,9 @@ from planner.memory import (
 from planner.profiles import Profile
 from planner.scenarios import PassShape
 from planner.sides import attended, embedded, parts_of, tokens_each
+from planner.stages import Grid, Start, batch_times, layer_policies, schedule_of, spread
 from solvers.errors import UnsupportedError
-from solvers.outcome import HostShare, Schedule, StageChoice
+from solvers.outcome import Schedule, StageChoice
 from solvers.problem import Scenarios, Stage, Unit
 
 __all__ = ["DTYPE_BYTES", "Encoding", "schedule_of"]
@@ -78,7 +78,7 @@ class Encoding:
         Piece of a copy.
     kv
         Where keys and values lie, as in ``Policy``: with ``below`` those that a layer has by then
-        are part of its start unit.
+        are part of its start unit, with ``batches`` a layer is several stages.
     raw
         By layer: experts read as they are, of a store that has them compressed, too; empty: none.
     """
@@ -89,13 +89,19 @@ class Encoding:
     batch_size: int
     memory_bytes: int
     chunk_bytes: int
-    kv: Literal["below"] | None = None
+    kv: Literal["below", "batches"] | None = None
     raw: tuple[frozenset[int], ...] = ()
 
     @property
     def group(self) -> int:
         """Sequences of a full group."""
         return min(self.n_batches * self.batch_size, self.workload.requests)
+
+    @property
+    def grid(self) -> Grid:
+        """Which stage is whose."""
+        each = self.n_batches + 1 if self.kv == "batches" else 1
+        return Grid(len(self.profile.model.layers), each)
 
     @property
     def dtype_bytes(self) -> int:
@@ -115,8 +121,7 @@ class Encoding:
     @cached_property
     def fixed(self) -> MemoryAccount:
         """Device memory that no decision of the problem changes: KV, workspace, logits, ..."""
-        empty = (StageChoice(),) * (len(self.profile.model.layers) + 1)
-        return self.account(Schedule(empty, 0, 0, 0))
+        return self.account(Schedule((StageChoice(),) * self.grid.stages, 0, 0, 0))
 
     @property
     def fixed_bytes(self) -> int:
@@ -152,14 +157,14 @@ class Encoding:
     def stages(self, factors: Factors, shapes: Iterable[PassShape] = ()) -> tuple[Stage, ...]:
         """Units with their sizes and copy times, and start units as passes of these shapes copy
         them, numbered as ``scenarios`` does."""
-        model, kept = self.profile.model, self.kept
-        starts = (None, *kept.numbers(shapes))
-        stages = []
+        model, each = self.profile.model, self.grid.each
+        copied = (None, *self.kept.numbers(shapes))
+        stages: list[Stage] = []
         for layer in model.layers:
-            held = dense_slot_bytes(model, layer.index) + kept.room_bytes(layer.index)
-            dense, *short = (
-                self._start_unit(layer.index, one, held, factors.copy) for one in starts
-            )
+            for batch in self.grid.batches:
+                at = Start(layer.index, batch)
+                whole, *short = (self.start_unit(at, one, factors.copy) for one in copied)
+                stages.append(Stage(whole, (), short_starts=tuple(short)))
             held = held_expert_bytes(layer)
             own = self.profile.forms[layer.index] if self.profile.forms else ()
             forms = own or (OWN,) * layer.experts
@@ -167,7 +172,8 @@ class Encoding:
             items = [units[form] for form in forms]
             for item in self.raw[layer.index] if self.raw else ():
                 items[item] = self._unit("raw", layer.expert_bytes, held, factors.raw)
-            stages.append(Stage(dense, tuple(items), short_starts=tuple(short)))
+            first = stages.pop() if each == 1 else Stage(None, ())
+            stages.append(replace(first, items=tuple(items)))
         rows, tiles = self.tiling
         row_bytes = model.hidden_size * self.dtype_bytes
         held = head_tile_bytes(model, rows, self.dtype_bytes)
@@ -186,23 +192,29 @@ class Encoding:
         """What copies bring of keys and values."""
         model, workload, below = self.profile.model, self.workload, self.kv is not None
         sizes = self.group, self.dtype_bytes, self.chunk_bytes
-        return KvCopies(model, workload, *sizes, below)
+        batch = min(self.batch_size, self.group) if self.kv == "batches" else None
+        return KvCopies(model, workload, *sizes, below, batch)
 
-    def start_ns(self, shape: PassShape, layer: int) -> int:
-        """What copying a layer's start unit takes in a pass, alone."""
-        return self._start_unit(layer, self.kept.columns(shape), 0, 1.0).copy_ns
-
-    def _start_unit(self, layer: int, columns: int | None, held: int, factor: float) -> Unit:
-        size = self.kept.start_bytes(layer, columns)
+    def start_unit(self, at: Start, copied: Copied | None, factor: float) -> Unit:
+        """What a pass copies of a start unit; None: all that it may have."""
+        layer, held = at.layer, self.kept.room_bytes(at.layer)
+        if at.batch is not None:
+            size = self.kept.batch_bytes(layer, at.batch, copied)
+            # what brings nothing takes no time, and a slot all the same
+            return self._unit("kv", size, held, factor) if size else Unit(0, held)
+        size = self.kept.start_bytes(layer, None if copied is None else copied.columns)
+        held += dense_slot_bytes(self.profile.model, layer)
         parts = self.kept.parts(layer, size) if self.profile.model.stored else ()
         if not parts:
             return self._unit("dense", size, held, factor)
         total = sum(count * self.copy_ns(part, factor, kind) for kind, part, count in parts)
         return evenly(total, size, held, self.chunk_bytes)
 
-    def write_kv_ns(self, shape: PassShape, layer: int, factors: Factors) -> int:
-        """Writing that back, where it lies below."""
-        return self.writing_ns(self.kept.written(shape, layer), shape.phase, factors)
+    def write_kv_ns(
+        self, shape: PassShape, layer: int, factors: Factors, batch: int | None = None
+    ) -> int:
+        """Writing that of all batches back, or of one, where it lies below."""
+        return self.writing_ns(self.kept.written(shape, layer, batch), shape.phase, factors)
 
     def writing_ns(self, written: Written, phase: str, factors: Factors) -> int:
         """Such writes in a phase."""
@@ -211,12 +223,12 @@ class Encoding:
         price = write_price(self.profile.costs, factor, paced, as_read, self.kept.wait_bytes)
         return written.total_ns(price)
 
-    def lost_beside_ns(self, shape: PassShape, layer: int) -> int:
+    def lost_beside_ns(self, shape: PassShape, layer: int, batch: int | None = None) -> int:
         """By how much the channel is later for these writes, where it reads all the while."""
         writes = self.profile.costs.kv_writes
         if writes is None or writes.lost is None:
             return 0
-        return self.kept.written(shape, layer).total_ns(writes.lost)
+        return self.kept.written(shape, layer, batch).total_ns(writes.lost)
 
     def _unit(self, kind: UnitKind, size_bytes: int, held_bytes: int, factor: float) -> Unit:
         chunks = max(-(-size_bytes // self.chunk_bytes), 1)
@@ -263,8 +275,9 @@ class Encoding:
                 if (one, parts) not in leads:
                     leads[one, parts] = self.lead(one, layer.index, factor).total_ns
                 lead[index, layer.index] = leads[one, parts]
-                back[index, layer.index] = self.write_kv_ns(one, layer.index, factors)
                 asking[index, layer.index] = self.asking_ns(one, layer.index, factor)
+                if self.kv == "below":
+                    back[index, layer.index] = self.write_kv_ns(one, layer.index, factors)
                 if layer.experts:
                     count = self.rows(one, layer.index)
                     epilogue[index, layer.index] = self._time("combine", count, factor, one.phase)
@@ -288,12 +301,25 @@ class Encoding:
         weight = np.array([one.weight for one in shapes], dtype=np.int64)
         # what has been written below by then: where sequences begin, nothing
         kept, numbers = self.kept, self.kept.numbers(shapes)
-        short = np.array([numbers.get(kept.columns(one), 0) for one in shapes], dtype=np.int64)
+        short = np.array([numbers.get(kept.copied(one), 0) for one in shapes], dtype=np.int64)
         wrote = None if self.kv is None else back
         host = host_times(self.profile.hardware, self.profile.costs, demand)
         times = prologue, lead, demand, work, epilogue, weight, mean, run_starts, wrote, host
-        ahead = None if self.profile.arrays.ahead is None else asking
-        return Scenarios(*times, None if self.kv is None else short, ahead)
+        if self.kv != "batches":
+            asked = None if self.profile.arrays.ahead is None else asking
+            return Scenarios(*times, None if self.kv is None else short, asked)
+        tables = {one: self._batch_times(one, factors) for one in set(shapes)}
+        return spread(Scenarios(*times, short), np.stack([tables[one] for one in shapes]))
+
+    def _batch_times(self, shape: PassShape, factors: Factors) -> npt.NDArray[np.int64]:
+        """[layers, 2, batches]: attention of each batch, and writing back what it adds."""
+        lead = partial(self.lead, shape, factor=factors.of(shape.phase))
+        wrote = partial(self.write_kv_ns, shape, factors=factors)
+        return batch_times(self.profile.model, self.kept.batches, lead, wrote)
+
+    @cached_property
+    def _places(self) -> dict[FormName, npt.NDArray[np.bool_]]:
+        return form_places(self.profile.model, self.profile.forms)
 
     def rows(self, shape: PassShape, layer: int) -> int:
         """Tokens that a layer computes in a pass."""
@@ -352,48 +378,23 @@ class Encoding:
     def policy(self, schedule: Schedule) -> Policy:
         """The plan's form of a schedule."""
         (rows, tiles), threads = self.tiling, self.profile.costs.threads
-        count = len(self.profile.model.layers)
+        count, each = len(self.profile.model.layers), self.grid.each
         raw, forms = self.raw or (frozenset[int](),) * count, self.profile.forms or ((),) * count
         return Policy(
             n_batches=self.n_batches,
             batch_size=self.batch_size,
-            layers=tuple(
-                LayerPolicy(
-                    choice.start_resident,
-                    choice.resident,
-                    choice.prefetch,
-                    "lookahead" if choice.looks_ahead else "plan",
-                    tuple(sorted(raw - set(choice.resident))),
-                    forms,
-                    choice.waits,
-                )
-                for choice, raw, forms in zip(schedule.stages[:-1], raw, forms, strict=True)
-            ),
+            layers=layer_policies(schedule, each, raw, forms),
             head_tile_rows=rows,
             head_tiles=tiles,
             resident_head_tiles=len(schedule.stages[-1].resident),
             slots=schedule.slots,
-            dense_slots=schedule.start_slots,
+            dense_slots=schedule.start_slots if each == 1 else 0,
             reserve=schedule.reserve,
             eviction=schedule.eviction,
             chunk_bytes=self.chunk_bytes,
             kv=self.kv,
+            kv_slots=schedule.start_slots if each > 1 else None,
             host=None if schedule.host is None else HostCompute(*schedule.host),
             hold=schedule.hold,
             threads=None if threads is None else threads.use,
         )
-
-
-def schedule_of(policy: Policy) -> Schedule:
-    """The solvers' form of a policy: the inverse of ``Encoding.policy``, but that it knows of no
-    other predictor than ``lookahead``."""
-    layers = [
-        StageChoice(layer.dense_resident, layer.resident, layer.prefetch, looks, layer.waits)
-        for layer in policy.layers
-        for looks in (layer.predictor == "lookahead",)
-    ]
-    kept = policy.resident_head_tiles
-    head = StageChoice(False, tuple(range(kept)), tuple(range(kept, policy.head_tiles)))
-    host = None if policy.host is None else HostShare(policy.host.rows, policy.host.percent)
-    sizes = policy.slots, policy.dense_slots, policy.reserve
-    return Schedule((*layers, head), *sizes, policy.eviction, host, policy.hold)

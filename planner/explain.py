@@ -15,7 +15,7 @@ from planner.busy import Binds, busy_of
 from planner.credit import credit_of
 from planner.documents import Asked, Hardware, HostCompute, Plan
 from planner.encode import schedule_of
-from planner.formats import in_one_format
+from planner.formats import in_one_format, variants
 from planner.groups import Candidate, group_sizes
 from planner.profiles import Profile
 from planner.recompute import candidate_of
@@ -38,11 +38,11 @@ MORE = 0.1
 class Unit(NamedTuple):
     """A unit and what it is worth as a resident.
 
-    ``kind`` is ``dense``, ``expert`` or ``head``; ``share`` how many passes need it;
-    ``saved_ns_per_byte`` the copy time that one byte of it saves in a mean pass.
+    ``kind`` is ``dense``, ``kv`` (``item``: a batch), ``expert`` or ``head``; ``share`` how many
+    passes need it; ``saved_ns_per_byte`` the copy time that one byte saves in a mean pass.
     """
 
-    kind: Literal["dense", "expert", "head"]
+    kind: Literal["dense", "kv", "expert", "head"]
     layer: int
     item: int
     share: float
@@ -235,7 +235,7 @@ def explain(
         prefetching,
         hosting,
         busy.host,
-        None if profile.costs.raw is None else in_one_format(candidate, schedule),
+        in_one_format(candidate, schedule) if len(variants(candidate)) > 1 else None,
     )
 
 
@@ -243,9 +243,8 @@ def _by_worth(candidate: Candidate, schedule: Schedule) -> tuple[list[Unit], lis
     """Residents, and all other units, each with what it is worth."""
     problem = candidate.problem("fit")
     share = demand_share(problem)
-    head = len(problem.stages) - 1
-    kept: list[Unit] = []
-    left: list[Unit] = []
+    grid, head = candidate.encoding.grid, len(problem.stages) - 1
+    kept, left = list[Unit](), list[Unit]()
     for index, (stage, choice) in enumerate(zip(problem.stages, schedule.stages, strict=True)):
         named = [] if stage.start is None else [(START, stage.start, choice.start_resident, 1.0)]
         named += [
@@ -253,10 +252,12 @@ def _by_worth(candidate: Candidate, schedule: Schedule) -> tuple[list[Unit], lis
             for item, unit in enumerate(stage.items)
         ]
         for item, unit, stays, often in named:
-            kind: Literal["dense", "expert", "head"] = "expert"
-            kind = "dense" if item == START else "head" if index == head else kind
+            kind: Literal["dense", "kv", "expert", "head"]
+            kind = "head" if index == head else "expert"
+            if item == START:
+                kind, item = "dense" if grid.each == 1 else "kv", grid.batch(index)
             worth = often * unit.copy_ns / max(unit.held_bytes, 1)
-            one = Unit(kind, index, item, often, unit.held_bytes, worth)
+            one = Unit(kind, grid.layer(index), item, often, unit.held_bytes, worth)
             (kept if stays else left).append(one)
     return kept, left
 

@@ -30,3 +30,11 @@ class LeadTimes(NamedTuple):
     def total_ns(self) -> int:
         """All of it."""
         return sum(step[3] for step in self.steps)
+
+    def of_batches(self, count: int) -> list[int]:
+        """Attention of each of so many batches, in ns; 0 of those that a pass does not have."""
+        times = [0] * count
+        for kind, batch, _, duration in self.steps:
+            if kind == "attention":
+                times[batch] += duration
+        return times

@@ -40,7 +40,7 @@ _NEARER = 2
 def variants(candidate: Candidate) -> tuple[Candidate, ...]:
     """All experts compressed, and where the store has both, all of them as they are, too."""
     profile = candidate.encoding.profile
-    if profile.costs.raw is None:
+    if profile.costs.raw is None or candidate.encoding.kv == "batches":
         return (candidate,)
     raw = tuple(frozenset(range(layer.experts)) for layer in profile.model.layers)
     return candidate, _with(candidate, raw)
@@ -88,7 +88,9 @@ def split_formats(candidate: Candidate, schedule: Schedule, deadline: float) -> 
         None where no mix is faster, as where one format has the shorter copies and takes no more
         of computation.
     """
-    if candidate.objective.measure == "memory" or not _trade(candidate):
+    if len(variants(candidate)) == 1 or candidate.objective.measure == "memory":
+        return None
+    if not _trade(candidate):
         return None
     ranked, copies = _ranked(candidate, schedule)
     if len(ranked) < 2:

@@ -16,7 +16,7 @@ from planner.documents import Predicted, Workload
 from planner.encode import Encoding
 from planner.factors import Factors
 from planner.forms import with_forms
-from planner.kv import Place, kv_stays
+from planner.kv import Below, Place, kv_places
 from planner.objectives import Objective
 from planner.overlap import overlap
 from planner.predict import Judged, predict
@@ -43,14 +43,12 @@ __all__ = [
     "batch_sizes",
     "candidates",
     "group_sizes",
-    "kv_places",
     "needed_bytes",
     "smallest_account",
     "smallest_budget_bytes",
 ]
 
 SetName = Literal["fit", "choose", "judge"]
-_Below = Literal["below"] | None
 
 CHUNK_BYTES = (4 << 20, 1 << 20, 256 << 10)
 """Pieces of a copy, the first that fits; small ones only where memory is very tight."""
@@ -62,6 +60,8 @@ _MOST_ITEMS = {"fit": 16_000, "choose": 60_000, "judge": 60_000}
 """Items of all passes of a set: what a replay's time grows with."""
 _BOUND_STAGES = 4_000
 """Stages of all passes, up to which the bound of the class ``plan`` takes seconds."""
+_MOST_STAGES = 512
+"""Of a pass, where each batch of a layer is one: what searching and bounding take grows with it."""
 
 
 class Figures(NamedTuple):
@@ -131,7 +131,7 @@ class Candidate:
     def _ahead(self, which: SetName) -> npt.NDArray[np.int32] | None:
         """[passes, stages, items]: what the routers say of the same passes a layer ahead."""
         ahead = self.encoding.profile.arrays.ahead
-        if ahead is None:
+        if ahead is None or self.encoding.kv == "batches":
             return None
         if which not in self._said:
             counts = self._drawn(which, replace(self.sequences, experts=ahead))
@@ -312,25 +312,17 @@ def candidates(
     split = split_sequences(sequences.count, seed)
     groups = group_sizes(workload.requests)
     found: list[Encoding] = []
-    places = kv_places(profile, kv)
+    places = kv_places(profile.model, profile.hardware.device, kv)
     if None in places:
         for group in groups:
             found += _of_group(profile, workload, memory_bytes, group, None)
-    if "below" in places:
-        on_device = bool(found)
+    on_device = bool(found)
+    for place in (place for place in places if place is not None):
         for group in groups:
             if on_device and 2 * _kv(profile, workload, group) <= memory_bytes:
                 break  # groups only become smaller
-            found += _of_group(profile, workload, memory_bytes, group, "below")
+            found += _of_group(profile, workload, memory_bytes, group, place)
     return [Candidate(one, sequences, split, seed, objective) for one in found]
-
-
-def kv_places(profile: Profile, kv: Place) -> list[_Below]:
-    """Where keys and values may lie, as in ``Policy``."""
-    if kv == "below":
-        return ["below"]
-    either = kv == "auto" and kv_stays(profile.model, profile.hardware.device) is None
-    return [None, "below"] if either else [None]
 
 
 def _kv(profile: Profile, workload: Workload, group: int) -> int:
@@ -339,28 +331,34 @@ def _kv(profile: Profile, workload: Workload, group: int) -> int:
 
 
 def _of_group(
-    profile: Profile, workload: Workload, memory_bytes: int, group: int, kv: _Below
+    profile: Profile, workload: Workload, memory_bytes: int, group: int, kv: Below
 ) -> list[Encoding]:
-    chosen = {}
+    chosen: dict[object, Encoding] = {}
     whole = Encoding(profile, workload, 1, group, memory_bytes, CHUNK_BYTES[0], kv)
     for view in with_forms(whole):
         fitting: list[tuple[int, int, Encoding]] = []
         for batch in batch_sizes(group):
             encoding = _fitting(view, workload, memory_bytes, (-(-group // batch), batch), kv)
             if encoding is not None:
-                fitting.append((attention_ns(encoding), -encoding.capacity_bytes, encoding))
+                # with two slots for what is copied of keys and values
+                taken = 2 * encoding.kept.room_bytes(0) - encoding.capacity_bytes
+                fitting.append((attention_ns(encoding), taken, encoding))
+        best = []
         for ranked in ([(a, m, e) for a, m, e in fitting], [(m, a, e) for a, m, e in fitting]):
-            best = min(ranked, key=lambda entry: entry[:2], default=None)
-            if best is not None:
-                chosen[view.forms, best[2].batch_size] = best[2]
+            best += sorted(ranked, key=lambda entry: entry[:2])[:1]
+        if kv == "batches":  # between slots that are small and copies that are few
+            best += fitting[len(fitting) // 2 :][:1]
+        chosen |= {(view.forms, one.batch_size): one for _, _, one in best}
     return list(chosen.values())
 
 
 def _fitting(
-    profile: Profile, workload: Workload, memory_bytes: int, shape: tuple[int, int], kv: _Below
+    profile: Profile, workload: Workload, memory_bytes: int, shape: tuple[int, int], kv: Below
 ) -> Encoding | None:
     for chunk in CHUNK_BYTES:
         encoding = Encoding(profile, workload, *shape, memory_bytes, chunk, kv)
+        if kv == "batches" and encoding.grid.stages > _MOST_STAGES:
+            return None
         if encoding.capacity_bytes >= smallest_capacity_of(encoding):
             return encoding
     return None
@@ -368,8 +366,9 @@ def _fitting(
 
 def smallest_capacity_of(encoding: Encoding) -> int:
     """Least memory for residents and slots."""
-    stages = encoding.stages(Factors())
-    return smallest_capacity(stages, encoding.slot_bytes)
+    # of batches that are copied by themselves one is like the other
+    few = replace(encoding, n_batches=1) if encoding.kv == "batches" else encoding
+    return smallest_capacity(few.stages(Factors()), encoding.slot_bytes)
 
 
 def needed_bytes(encoding: Encoding) -> int:
@@ -389,12 +388,13 @@ def smallest_account(
     accounts = []
     whole = replace(profile, forms=())
     views = with_forms(Encoding(whole, workload, 1, 1, 0, CHUNK_BYTES[0]))
-    for view, place, chunk in itertools.product(views, kv_places(profile, kv), CHUNK_BYTES):
+    places = kv_places(profile.model, profile.hardware.device, kv)
+    for view, place, chunk in itertools.product(views, places, CHUNK_BYTES):
         encoding = Encoding(view, workload, 1, 1, 0, chunk, place)
         total = needed_bytes(encoding)
         purposes = dict(encoding.fixed.by_purpose)
         starts = [stage.start.held_bytes for stage in encoding.stages(Factors()) if stage.start]
-        purposes["dense_slots"] += max(starts, default=0)
+        purposes["kv" if place == "batches" else "dense_slots"] += max(starts, default=0)
         purposes["slots"] += total - sum(purposes.values())
         accounts.append((total, purposes))
     return min(accounts, key=lambda entry: entry[0])

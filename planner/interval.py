@@ -95,7 +95,7 @@ def relative_error(
     steady = link.paced_bytes_per_second is not None
     copies = 0.0 if steady else (bandwidth.spread or 0.0) / bandwidth.value / QUARTILE
     drift = (costs.reference_ns.spread or 0.0) / max(costs.reference_ns.value, 1.0) / QUARTILE
-    waits = sum(by_kind.get(f"wait_{what}", 0) for what in ("dense", "expert", "head"))
+    waits = sum(by_kind.get(f"wait_{what}", 0) for what in ("dense", "kv", "expert", "head"))
     wall = max(wall_ns, 1)
     of_kinds: dict[str, Sequence[Curve]] = {kind: (one,) for kind, one in costs.curves.items()}
     of_kinds["attention"] = (*costs.attention_decode.curves, *costs.attention_prefill.curves)

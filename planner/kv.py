@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple, get_args
 
-from planner.documents import CostProfile, ModelSpec, PredictedTotals
+from planner.documents import CostProfile, ModelSpec, Policy, PredictedTotals
 from planner.memory import ALIGNMENT_BYTES, aligned
 from solvers.errors import OptionError, UnsupportedError
 
@@ -15,9 +15,12 @@ __all__ = [
     "APART_BYTES",
     "KV_PLACES",
     "NOT_MEASURED",
+    "Below",
     "Place",
     "Written",
+    "below_words",
     "check_place",
+    "kv_places",
     "kv_stays",
     "left_of_read",
     "share_beside",
@@ -28,10 +31,14 @@ __all__ = [
     "written_layer",
 ]
 
-Place = Literal["auto", "device", "below"]
+Place = Literal["auto", "device", "below", "batches"]
+
+Below = Literal["below", "batches"] | None
+"""As ``Policy.kv`` has it."""
 
 KV_PLACES: tuple[Place, ...] = get_args(Place)
-"""What can be asked for; ``auto``: below only where the device is small for them."""
+"""What can be asked for; ``auto``: below only where the device is small for them. ``below``: by
+layers, with dense parts that stream; ``batches``: each batch's by themselves."""
 
 APART_BYTES = 64 << 10
 """New tokens that lie no farther apart are one write: on one drive 64 KiB took 0.10 ms and a block
@@ -57,6 +64,22 @@ def writes_words(costs: CostProfile | None, totals: PredictedTotals) -> str:
     if writes.lost is None:
         text += "; what copies lose beside them was not measured and is not priced"
     return text
+
+
+def below_words(policy: Policy, totals: PredictedTotals) -> str:
+    """How keys and values that lie below the device come and go."""
+    written = f"what attention adds is written back ({writes_words(None, totals)})"
+    if policy.kv != "batches":
+        return (
+            "Keys and values of the layers whose dense parts are copied lie below the device, too: "
+            f"they come with the dense part, and {written}"
+        )
+    every = policy.n_batches * len(policy.layers)
+    stay = sum(len(layer.kv_resident) for layer in policy.layers)
+    return (
+        f"Keys and values lie below the device, but for {stay:,} of {every:,} batches and layers: "
+        f"those of a batch are copied while batches before it are attended to, and {written}"
+    )
 
 
 class Written(NamedTuple):
@@ -187,6 +210,14 @@ def kv_stays(model: ModelSpec, device: str) -> str | None:
     return None
 
 
+def kv_places(model: ModelSpec, device: str, kv: Place) -> list[Below]:
+    """Where keys and values may lie that were asked for so."""
+    if kv == "below" or kv == "batches":
+        return [kv]
+    either = kv == "auto" and kv_stays(model, device) is None
+    return [None, "below", "batches"] if either else [None]
+
+
 def check_place(kv: str, model: ModelSpec, device: str) -> None:
     """Refuse a place that is unknown or cannot be had.
 
@@ -199,6 +230,6 @@ def check_place(kv: str, model: ModelSpec, device: str) -> None:
     """
     if kv not in KV_PLACES:
         raise OptionError(f"--kv {kv!r} is unknown; choose from {', '.join(KV_PLACES)}")
-    why = kv_stays(model, device) if kv == "below" else None
+    why = kv_stays(model, device) if kv in ("below", "batches") else None
     if why is not None:
-        raise UnsupportedError(f"{model.name}: --kv below cannot be had: {why}")
+        raise UnsupportedError(f"{model.name}: --kv {kv} cannot be had: {why}")

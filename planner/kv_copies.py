@@ -3,6 +3,7 @@ back."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from planner.scenarios import PassShape
 from planner.span import kept_tokens, seen_tokens
 from solvers.problem import Unit
 
-__all__ = ["KvCopies", "Part", "evenly"]
+__all__ = ["Copied", "KvCopies", "Part", "evenly"]
 
 
 class Part(NamedTuple):
@@ -32,6 +33,14 @@ class Part(NamedTuple):
     kind: Literal["dense", "kv"]
     size_bytes: int
     times: int
+
+
+class Copied(NamedTuple):
+    """What a pass copies of keys and values: so many columns and, batch by batch, of so many
+    sequences."""
+
+    columns: int
+    sequences: int
 
 
 def evenly(total_ns: int, size_bytes: int, held_bytes: int, chunk_bytes: int) -> Unit:
@@ -57,6 +66,9 @@ class KvCopies:
         Piece of a copy, and of a write.
     below
         Whether they lie below at all.
+    batch
+        Sequences of a full batch, where each batch's are copied by themselves; None: a layer's
+        are copied with its dense part.
     """
 
     model: ModelSpec
@@ -65,17 +77,30 @@ class KvCopies:
     dtype_bytes: int
     chunk_bytes: int
     below: bool
+    batch: int | None = None
 
     def room_bytes(self, layer: int) -> int:
-        """Device memory for a layer's, beside its dense part where that streams."""
+        """Device memory for what one copy brings of a layer's at the most: beside its dense part
+        where that streams, or for a batch's."""
         if not self.below:
             return 0
-        return kv_layer_bytes(self.model, layer, self.group, self.workload, self.dtype_bytes)
+        return kv_layer_bytes(self.model, layer, self._sequences, self.workload, self.dtype_bytes)
+
+    @property
+    def _sequences(self) -> int:
+        """Sequences that lie beside each other."""
+        return self.group if self.batch is None else self.batch
+
+    @property
+    def batches(self) -> int:
+        """Batches of a full group that are copied by themselves; 0: none."""
+        return 0 if self.batch is None else -(-self.group // self.batch)
 
     @property
     def all_bytes(self) -> int:
-        """Likewise of all layers."""
-        return sum(map(self.room_bytes, range(len(self.model.layers))))
+        """As ``room_bytes``, of all layers and batches."""
+        each = sum(map(self.room_bytes, range(len(self.model.layers))))
+        return each * max(self.batches, 1)
 
     @property
     def wait_bytes(self) -> float:
@@ -86,10 +111,28 @@ class KvCopies:
         """Tokens of each sequence whose keys and values lie below before a pass, and are copied."""
         return 0 if shape.phase == "prefill" else seen_tokens(self.workload, shape.context - 1)
 
-    def numbers(self, shapes: Iterable[PassShape]) -> dict[int, int]:
-        """How many columns these passes copy -> their number in ``Scenarios.short``, ascending."""
-        every = sorted(set(map(self.columns, shapes))) if self.below else []
-        return {columns: number for number, columns in enumerate(every, 1)}
+    def copied(self, shape: PassShape) -> Copied:
+        """What a pass copies: passes that copy the same are alike."""
+        return Copied(self.columns(shape), 0 if self.batch is None else shape.sequences)
+
+    def numbers(self, shapes: Iterable[PassShape]) -> dict[Copied, int]:
+        """What these passes copy -> its number in ``Scenarios.short``, ascending."""
+        every = sorted(set(map(self.copied, shapes))) if self.below else []
+        return {copied: number for number, copied in enumerate(every, 1)}
+
+    def present(self, sequences: int, batch: int) -> int:
+        """How many of a pass's sequences are of a batch."""
+        size = self.batch or 0
+        return min(max(sequences - batch * size, 0), size)
+
+    def batch_bytes(self, layer: int, batch: int, copied: Copied | None = None) -> int:
+        """What is copied of a layer's for one batch (None: as much as there may be): nothing where
+        the pass has no sequence of it."""
+        if copied is None:
+            return self._bytes(layer, kept_tokens(self.workload))
+        if not self.present(copied.sequences, batch):
+            return 0
+        return self._bytes(layer, copied.columns)
 
     def start_bytes(self, layer: int, columns: int | None = None) -> int:
         """What is copied of a layer before it begins: its dense part, and so many columns (None: as
@@ -122,31 +165,49 @@ class KvCopies:
         share = self.model.stored_share("dense")
         return min(own, size_bytes) * share + max(size_bytes - aligned(own), 0)
 
-    def written(self, shape: PassShape, layer: int) -> Written:
-        """What attention added: in prefill the prompts', in decode a token of each sequence, all in
-        one column."""
+    def written(self, shape: PassShape, layer: int, batch: int | None = None) -> Written:
+        """What attention of all batches, or of one, added: in prefill the prompts', in decode a
+        token of each sequence, all in one column."""
         if not self.below:
             return Written(())
+        sequences = shape.sequences
+        if self.batch is not None:
+            if batch is None:
+                return _summed([self.written(shape, layer, one) for one in range(self.batches)])
+            sequences = self.present(sequences, batch)
+            if not sequences:
+                return Written(())
         if shape.phase == "prefill":
             columns = seen_tokens(self.workload, shape.context)
             return written_layer(self._bytes(layer, columns), self.chunk_bytes)
         token = kv_token_bytes(self.model, layer, self.dtype_bytes)
-        return written_column(self.group * token, shape.sequences * token, self.chunk_bytes)
+        return written_column(self._sequences * token, sequences * token, self.chunk_bytes)
 
     def written_unequal(self, layer: int, lengths: Sequence[int]) -> Written:
-        """Likewise in decode, of sequences that have had so many tokens, in the order of their
-        places; without a window."""
-        token = kv_token_bytes(self.model, layer, self.dtype_bytes)
-        tokens = [(column, place) for place, column in enumerate(lengths)]
+        """Likewise of all batches in decode, of sequences that have had so many tokens, in the
+        order of their places; without a window."""
+        token, beside = kv_token_bytes(self.model, layer, self.dtype_bytes), self._sequences
         writes: Counter[int] = Counter()
-        for begin, end in token_blocks(tokens, self.group * token, token, APART_BYTES):
-            writes.update(dict(written_layer(end - begin, self.chunk_bytes).sizes))
+        for first in range(0, len(lengths), beside):
+            own = lengths[first : first + beside]
+            tokens = [(column, place) for place, column in enumerate(own)]
+            for begin, end in token_blocks(tokens, beside * token, token, APART_BYTES):
+                writes.update(dict(written_layer(end - begin, self.chunk_bytes).sizes))
         return Written(tuple(sorted(writes.items())))
 
     def _bytes(self, layer: int, columns: int) -> int:
         if not self.below:
             return 0
-        return kv_columns_bytes(self.model, layer, self.group, columns, self.dtype_bytes)
+        return kv_columns_bytes(self.model, layer, self._sequences, columns, self.dtype_bytes)
+
+
+def _summed(parts: Sequence[Written]) -> Written:
+    """All of these writes."""
+    per = math.lcm(*(part.per for part in parts))
+    sizes: Counter[int] = Counter()
+    for part in parts:
+        sizes.update({size: count * (per // part.per) for size, count in part.sizes})
+    return Written(tuple(sorted(sizes.items())), per)
 
 
 def _pieces(begin: int, end: int, chunk_bytes: int) -> Iterator[tuple[int, int]]:

@@ -48,6 +48,10 @@ are the same on a busy machine."""
 _WORTH = 0.01
 """Share by which looking ahead must be faster where nobody has asked for it, and share of the time
 that computation must wait for copies for a trial to be worth while."""
+_BY_BATCHES = (
+    "predictors: none, as keys and values of batches are copied by themselves; with --kv below or "
+    "--kv device there may be some"
+)
 
 
 def looked(entry: Entry, deadline: float = math.inf, cut: list[str] | None = None) -> Entry:
@@ -95,6 +99,8 @@ def with_predictors(plan: Plan, profile: Profile, seed: int = 0) -> Plan:
     """
     if plan.asked is not None:
         plan = dataclasses.replace(plan, asked=dataclasses.replace(plan.asked, predictors=True))
+    if plan.policy.kv == "batches":
+        return dataclasses.replace(plan, notes=(*plan.notes, _BY_BATCHES))
     named = choose_predictors(plan, profile, seed)
     candidate = candidate_of(named, profile)
     own = schedule_of(named.policy)
@@ -122,8 +128,10 @@ def with_predictors(plan: Plan, profile: Profile, seed: int = 0) -> Plan:
 
 
 def _may(candidate: Candidate) -> bool:
-    """Whether routers were asked a layer ahead, and the objective is one that this can serve."""
+    """Whether routers were asked a layer ahead, and n and b and the objective are such that this
+    can serve them."""
     asked = candidate.encoding.profile.arrays.ahead is not None
+    asked = asked and candidate.encoding.kv != "batches"
     return asked and candidate.objective.measure in ("time", "idle")
 
 

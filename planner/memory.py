@@ -23,14 +23,23 @@ from planner.documents import (
     Policy,
     Workload,
 )
+from planner.kv_memory import (
+    batch_sequences,
+    kv_columns_bytes,
+    kv_device_bytes,
+    kv_layer_bytes,
+    kv_token_bytes,
+)
 from planner.span import context_tokens, kept_tokens
 from planner.workspace import (
+    ALIGNMENT_BYTES,
     ATTENTION_TILE_ROWS,
     CONTEXT_STEPS,
     EXPANDED_TILE_ROWS,
     EXPERT_TILE_ROWS,
     ROUTER_TILE_ROWS,
     ROW_BUCKETS,
+    aligned,
     attention_tile_rows,
     expands_context,
     expert_tile_rows,
@@ -64,6 +73,7 @@ __all__ = [
     "account_device",
     "aligned",
     "attention_tile_rows",
+    "batch_sequences",
     "context_tokens",
     "decode_bytes",
     "default_head_tiling",
@@ -89,9 +99,6 @@ __all__ = [
     "start_slot_bytes",
     "workspace_bytes",
 ]
-
-ALIGNMENT_BYTES = 4096
-"""Granularity of direct reads, and so of every unit in a store and of every slot."""
 
 TENSOR_ALIGNMENT_BYTES = 64
 """Where a tensor of a dense part may begin: a cache line."""
@@ -135,11 +142,6 @@ PURPOSES = (
 """The purposes of the device account, in the order in which they are reserved."""
 
 
-def aligned(size_bytes: int) -> int:
-    """``size_bytes`` rounded up to the alignment."""
-    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-
-
 def held_expert_bytes(layer: LayerSpec) -> int:
     """Device bytes of one of a layer's experts, in a slot or to stay; 0 where it has none."""
     return aligned(layer.expert_bytes)
@@ -178,36 +180,13 @@ def dense_slot_bytes(model: ModelSpec, layer: int) -> int:
     return aligned(model.layers[layer].dense_bytes + DENSE_TENSORS * TENSOR_ALIGNMENT_BYTES)
 
 
-def kv_token_bytes(model: ModelSpec, layer: int, dtype_bytes: int) -> int:
-    """Keys and values of one token in one layer."""
-    # the specification counts in the storage type; keys and values are kept in the computing type
-    return model.layers[layer].kv_bytes_per_token // model.dtype_bytes * dtype_bytes
-
-
-def kv_layer_bytes(
-    model: ModelSpec, layer: int, sequences: int, workload: Workload, dtype_bytes: int
-) -> int:
-    """Room for the keys and values of a group of so many sequences in one layer where they are
-    copied: in whole blocks for each sequence, at its longest."""
-    columns = kept_tokens(workload)
-    return sequences * aligned(columns * kv_token_bytes(model, layer, dtype_bytes))
-
-
-def kv_columns_bytes(
-    model: ModelSpec, layer: int, sequences: int, columns: int, dtype_bytes: int
-) -> int:
-    """What a copy brings of them where each sequence has so many tokens: they lie column by column,
-    in each those of all sequences, so these are the first blocks."""
-    return aligned(columns * sequences * kv_token_bytes(model, layer, dtype_bytes))
-
-
 def start_slot_bytes(
     model: ModelSpec, policy: Policy, workload: Workload, layer: int, dtype_bytes: int
 ) -> int:
     """Device bytes of what is copied before a layer begins: its dense part, and its keys and values
     where they lie below."""
     size = dense_slot_bytes(model, layer)
-    if policy.kv is None:
+    if policy.kv != "below":
         return size
     sequences = group_sequences(policy, workload)
     return size + kv_layer_bytes(model, layer, sequences, workload, dtype_bytes)
@@ -265,7 +244,7 @@ def account_device(
         ``dense`` (resident dense parts), ``dense_slots`` (with the keys and values that are copied
         there), ``experts`` (residents), ``slots``,
         ``head`` (resident tiles and the final norm), ``kv`` (of the whole group at its longest,
-        in the layers where they stay),
+        in the layers where they stay; batch by batch those that stay, and slots for the others),
         ``hidden`` (residual stream, expert input, expert sum in float32, routing),
         ``workspace`` (the largest operation's temporaries, the read buffer and decoders),
         ``logits``, ``embedding``.
@@ -293,15 +272,7 @@ def account_device(
         "head": policy.resident_head_tiles
         * head_tile_bytes(model, policy.head_tile_rows, dtype_bytes)
         + aligned(outside_bytes(model)),
-        "kv": aligned(
-            sequences
-            * kept_tokens(workload)
-            * sum(
-                kv_token_bytes(model, index, dtype_bytes)
-                for index, layer in enumerate(policy.layers)
-                if layer.dense_resident or policy.kv is None
-            )
-        ),
+        "kv": kv_device_bytes(model, policy, workload, dtype_bytes),
         "hidden": _hidden_bytes(model, sequences * workload.prompt_tokens, dtype_bytes)
         + _decoder_bytes(model, sequences, dtype_bytes),
         "workspace": workspace_bytes(model, policy, workload, dtype_bytes)

@@ -99,10 +99,16 @@ def _keys_values(
     encoding = candidate.encoding
     if encoding.kv is None:
         return ""
-    streams = [index for index, layer in enumerate(policy.layers) if not layer.dense_resident]
-    if not streams:
-        return "keys and values all stay on the device: every dense part does"
-    size = sum(map(encoding.kept.room_bytes, streams))
+    if not policy.starts_stream:
+        return "keys and values all stay on the device, and so does every dense part"
+    by_batch, layers = encoding.kv == "batches", list(enumerate(policy.layers))
+    copied = {
+        index: policy.n_batches - len(layer.kv_resident) if by_batch else 1
+        for index, layer in layers
+        if by_batch or not layer.dense_resident
+    }
+    streams = [index for index, count in copied.items() if count]
+    size = sum(count * encoding.kept.room_bytes(index) for index, count in copied.items())
     least = smallest_budget_bytes(encoding.profile, encoding.workload, "device")
     why = "with all of them on the device "
     if least > memory.capacity_bytes:
@@ -111,16 +117,33 @@ def _keys_values(
         why += (
             f"{encoding.kept.all_bytes / memory.capacity_bytes:.0%} of the budget would go to them"
         )
+    where = f"{len(streams)} of {len(policy.layers)} layers"
+    how = "with the dense parts"
+    if by_batch:
+        where = (
+            f"{sum(copied.values())} of {policy.n_batches * len(policy.layers)} batches and layers"
+        )
+        how = f"each batch's by themselves ({policy.start_slots} slots)"
     return (
-        f"keys and values of {len(streams)} of {counted(len(policy.layers), 'layer')} lie below "
-        "the device, and each pass copies those that exist by then with the dense parts, at the "
-        f"longest {typed_size(size)}: {why}; "
+        f"keys and values of {where} lie below the device, "
+        f"and each pass copies those that exist by then {how}, at the longest "
+        f"{typed_size(size)}: {why}; "
         f"{writes_words(encoding.profile.costs, predicted.totals)}"
-        f"{_unequal(candidate, streams, predicted)}"
+        f"{_unequal(candidate, streams, _shares(policy), predicted)}"
     )
 
 
-def _unequal(candidate: Candidate, streams: list[int], predicted: Predicted) -> str:
+def _shares(policy: Policy) -> dict[int, float]:
+    """By layer: how many of its batches' keys and values lie below, where only some do."""
+    if policy.kv != "batches":
+        return {}
+    count = policy.n_batches
+    return {at: 1 - len(one.kv_resident) / count for at, one in enumerate(policy.layers)}
+
+
+def _unequal(
+    candidate: Candidate, streams: list[int], below: dict[int, float], predicted: Predicted
+) -> str:
     """What prompts as long as those recorded would make of writing back: new tokens of sequences of
     different lengths lie in different columns."""
     encoding, sequences = candidate.encoding, candidate.sequences
@@ -142,7 +165,7 @@ def _unequal(candidate: Candidate, streams: list[int], predicted: Predicted) -> 
             unequal = kept.written_unequal(layer, lengths)
             took = encoding.writing_ns(unequal, shape.phase, candidate.factors)
             planned = encoding.write_kv_ns(shape, layer, candidate.factors)
-            longer += shape.weight * (took - planned)
+            longer += round(shape.weight * (took - planned) * below.get(layer, 1.0))
     lengths = [length + decode[0].context - 1 - workload.prompt_tokens for length in prompts]
     first, even = kept.written_unequal(streams[0], lengths), kept.written(decode[0], streams[0])
     writes = sum(count for _, count in first.sizes)

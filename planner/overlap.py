@@ -98,22 +98,25 @@ def overlap(
 
 
 def _beside_writes(encoding: Encoding, shapes: tuple[PassShape, ...]) -> tuple[Int64, Int64]:
-    """[passes, layers], by weight: what copies lose beside writes of keys and values, where the
-    channel reads all the while, and what the layers' start units take to copy, alone."""
-    writes, layers = encoding.profile.costs.kv_writes, range(len(encoding.profile.model.layers))
+    """[passes, stages but the last], by weight: what copies lose beside writes of keys and values,
+    where the channel reads all the while, and what the start units take to copy, alone."""
+    writes, starts = encoding.profile.costs.kv_writes, encoding.grid.starts[:-1]
+    lost, read = (np.zeros((len(shapes), len(starts)), dtype=np.int64) for _ in range(2))
     if encoding.kv is None or writes is None or writes.lost is None:
-        nothing = np.zeros((len(shapes), len(layers)), dtype=np.int64)
-        return nothing, nothing
-    weight = np.array([[one.weight] for one in shapes], dtype=np.int64)
-    lost = [[encoding.lost_beside_ns(one, layer) for layer in layers] for one in shapes]
-    starts = [[encoding.start_ns(one, layer) for layer in layers] for one in shapes]
-    both = (weight * np.array(one, dtype=np.int64) for one in (lost, starts))
-    return next(both), next(both)
+        return lost, read
+    for index, shape in enumerate(shapes):
+        copied = encoding.kept.copied(shape)
+        for stage, at in enumerate(starts):
+            if at is not None:
+                lost[index, stage] = shape.weight * encoding.lost_beside_ns(shape, *at)
+                unit = encoding.start_unit(at, copied, 1.0)
+                read[index, stage] = shape.weight * unit.copy_ns
+    return lost, read
 
 
 def most_beside_writes(encoding: Encoding, shapes: tuple[PassShape, ...]) -> float:
     """The most that writes may add to the factor of copies: all made while the channel reads, and
-    nothing read but the start units of the layer for which that tells most."""
+    nothing read but the start units of the stage for which that tells most."""
     lost, starts = (one.sum(axis=0).tolist() for one in _beside_writes(encoding, shapes))
     return max(
         (later / max(read, 1) for later, read in zip(lost, starts, strict=True)), default=0.0

@@ -24,7 +24,6 @@ from solvers.replay import Replay, StageTimes, replay
 __all__ = ["Judged", "predict"]
 
 _MOST_EVENTS = 4_000
-_BUSY = ("copy_dense", "copy_prefetch", "copy_demand", "copy_head")
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +76,7 @@ def predict(judged: Judged, schedule: Schedule, replayed: Replay | None = None) 
         prefill_ns=prefill_ns,
         decode_ns=decode_ns,
         bytes_read=_read_bytes(judged, result),
-        bubble_inter_layer_ns=by_kind["wait_dense"],
+        bubble_inter_layer_ns=by_kind["wait_dense"] + by_kind["wait_kv"],
         bubble_intra_layer_ns=by_kind["wait_expert"] + by_kind["wait_head"],
         duration_by_kind_ns={kind: total for kind, total in by_kind.items() if total},  # type: ignore[misc]
     )
@@ -131,7 +130,9 @@ def _read_by_copy(judged: Judged, result: Replay) -> int:
     total = 0.0
     for part in result.copies:
         share, index = 1.0, min(part.pass_index, len(weight) - 1)
-        if part.kind == "start":
+        if encoding.kv == "batches" and part.kind == "start":
+            pass  # keys and values are never compressed
+        elif part.kind == "start":
             columns = encoding.kept.columns(judged.shapes[index % len(judged.shapes)])
             whole = encoding.kept.start_bytes(part.stage, columns)
             share = encoding.kept.read_bytes(part.stage, whole) / whole
@@ -181,12 +182,18 @@ def _by_kind(judged: Judged, result: Replay, schedule: Schedule) -> Counter[str]
     add("head", work[:, -1])
     add("combine", scenarios.epilogue_ns[:, :-1].sum(axis=1))
     add("sample", scenarios.epilogue_ns[:, -1])
-    add("wait_dense", result.wait_start_ns.sum(axis=1))
+    start = _start_kind(encoding)
+    add(f"wait_{start}", result.wait_start_ns.sum(axis=1))
     add("wait_expert", result.wait_item_ns[:, :-1].sum(axis=1))
     add("wait_head", result.wait_item_ns[:, -1])
-    for index, kind in enumerate(_BUSY):
-        add(kind, result.busy_ns[:, index])
+    for index, kind in enumerate((start, "prefetch", "demand", "head")):
+        add(f"copy_{kind}", result.busy_ns[:, index])
     return total
+
+
+def _start_kind(encoding: Encoding) -> str:
+    """What start units are called in a timeline."""
+    return "dense" if encoding.grid.each == 1 else "kv"
 
 
 def _timeline(judged: Judged, schedule: Schedule) -> Timeline:
@@ -202,27 +209,16 @@ def _timeline(judged: Judged, schedule: Schedule) -> Timeline:
         for times in stages
         for event in _computed(judged, times, bool(streams[times.stage]), times.stage in asked)
     ]
-    copies = ("copy_dense", "copy_prefetch", "copy_demand")
-    kinds = dict(
-        zip(("start", "prefetch", "demand", "dropped"), (*copies, "copy_prefetch"), strict=True)
-    )
+    kinds = {"start": _start_kind(judged.encoding), "dropped": "prefetch"}
     events += [event for times in stages for event in _hosted(problem, times)]
-    last = len(problem.stages) - 1
+    grid, name, last = judged.encoding.grid, judged.encoding.link.name, len(problem.stages) - 1
     for part in result.copies:
-        kind = "copy_head" if part.stage == last else kinds[part.kind]
-        events.append(
-            Event(
-                kind,
-                judged.encoding.link.name,
-                part.pass_index,
-                part.stage,
-                part.item,
-                part.start_ns,
-                part.end_ns,
-                0,
-                part.size_bytes,
-            )
-        )
+        kind = "head" if part.stage == last else kinds.get(part.kind, part.kind)
+        item = max(part.item, grid.batch(part.stage))
+        at = part.pass_index, grid.layer(part.stage), item
+        if part.size_bytes:
+            times = part.start_ns, part.end_ns
+            events.append(Event(f"copy_{kind}", name, *at, *times, 0, part.size_bytes))
     kept = 1
     for kept in range(len(judged.shapes), 0, -1):
         end = int(result.pass_end_ns[kept - 1])
@@ -248,32 +244,29 @@ def _computed(judged: Judged, times: StageTimes, streams: bool, asks: bool) -> l
     """The events of one stage, whose start unit may be copied, and whose tokens may be asked of the
     next router, on the compute channel."""
     shape = judged.shapes[times.pass_index]
-    encoding = judged.encoding
+    encoding, grid = judged.encoding, judged.encoding.grid
     last = len(judged.problem.stages) - 1
-    stage = times.stage
-    tokens = encoding.rows(shape, stage) if stage < last else shape.sequences
+    stage, layer = times.stage, grid.layer(times.stage)
+    batch = grid.batch(stage)
+    tokens = encoding.rows(shape, layer) if stage < last else shape.sequences
     events: list[Event] = []
 
     def add(kind: str, item: int, start: int, end: int, rows: int) -> None:
-        layer = -1 if kind == "embed" else stage
-        size = encoding.kept.written(shape, stage).size_bytes if kind == "write_kv" else 0
-        events.append(Event(kind, "compute", times.pass_index, layer, item, start, end, rows, size))
+        at = -1 if kind == "embed" else layer
+        size = 0
+        if kind == "write_kv":
+            size = encoding.kept.written(shape, layer, None if batch < 0 else batch).size_bytes
+        events.append(Event(kind, "compute", times.pass_index, at, item, start, end, rows, size))
 
     if stage == 0:
         fed = embedded(encoding.profile.model, shape)
         add("embed", -1, times.begin_ns, times.prologue_end_ns, fed)
     if times.start_ready_ns > times.prologue_end_ns:
-        add("wait_dense", -1, times.prologue_end_ns, times.start_ready_ns, 0)
+        add(f"wait_{_start_kind(encoding)}", batch, times.prologue_end_ns, times.start_ready_ns, 0)
     now = times.start_ready_ns
     if stage < last:
-        factor = judged.factors.of(shape.phase)
-        steps = list(encoding.lead(shape, stage, factor).steps)
-        wrote = encoding.write_kv_ns(shape, stage, judged.factors) if streams else 0
-        if wrote:
-            after = sum(step[0] == "attention" for step in steps)
-            steps.insert(after, ("write_kv", -1, tokens, wrote))
-        more = encoding.asking_ns(shape, stage, factor) if asks else 0
-        for kind, item, rows, duration in steps:
+        more = encoding.asking_ns(shape, layer, judged.factors.of(shape.phase)) if asks else 0
+        for kind, item, rows, duration in _lead(judged, shape, stage, streams):
             duration += more if kind == "router" else 0
             add(kind, item, now, now + duration, rows)
             now += duration
@@ -290,6 +283,26 @@ def _computed(judged: Judged, times: StageTimes, streams: bool, asks: bool) -> l
         now += times.host_wait_ns
     if stage == last:
         add("sample", -1, now, times.end_ns, shape.sequences)
-    elif tokens and encoding.profile.model.layers[stage].experts:
+    elif batch < 0 and tokens and encoding.profile.model.layers[layer].experts:
         add("combine", -1, now, times.end_ns, tokens)
     return events
+
+
+def _lead(
+    judged: Judged, shape: PassShape, stage: int, streams: bool
+) -> list[tuple[str, int, int, int]]:
+    """What a stage computes before its demand is known, as ``LeadTimes`` has it."""
+    encoding, grid = judged.encoding, judged.encoding.grid
+    layer, batch = grid.layer(stage), grid.batch(stage)
+    steps = list(encoding.lead(shape, layer, judged.factors.of(shape.phase)).steps)
+    which = None
+    if grid.each > 1:
+        which = batch
+        steps = [one for one in steps if (one[1] if one[0] == "attention" else -1) == batch]
+    if not streams or not steps or (batch < 0 and grid.each > 1):
+        return steps
+    wrote = encoding.write_kv_ns(shape, layer, judged.factors, which)
+    if wrote:
+        own = [step for step in steps if step[0] == "attention"]
+        steps.insert(len(own), ("write_kv", batch, sum(step[2] for step in own), wrote))
+    return steps

@@ -28,10 +28,9 @@ from planner.groups import (
     batch_sizes,
     candidates,
     group_sizes,
-    kv_places,
     needed_bytes,
 )
-from planner.kv import Place
+from planner.kv import Place, kv_places
 from planner.looking_ahead import looked, with_predictors
 from planner.objectives import objective_named
 from planner.profiles import Profile
@@ -283,7 +282,7 @@ def _least(profile: Profile, workload: Workload, group: int, kv: Place) -> tuple
         Encoding(profile, workload, -(-group // batch), batch, 0, chunk, place)
         for batch in batch_sizes(group)
         for chunk in CHUNK_BYTES
-        for place in kv_places(profile, kv)
+        for place in kv_places(profile.model, profile.hardware.device, kv)
     ]
     needed, _, least = min((needed_bytes(one), i, one) for i, one in enumerate(encodings))
     return least.n_batches, least.batch_size, needed

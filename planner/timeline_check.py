@@ -12,6 +12,7 @@ __all__ = ["check_timeline"]
 
 _ON_DEMAND = ("expert", "host_expert", "wait_expert", "copy_prefetch", "copy_demand")
 _OF_HEAD = ("head", "sample", "copy_head", "wait_head")
+_OF_BATCH = ("attention", "cross_attention", "copy_kv", "wait_kv")
 
 
 def check_timeline(plan: Plan, model: ModelSpec | None = None) -> list[Violation]:
@@ -75,7 +76,7 @@ def _fault(row: Event, plan: Plan, model: ModelSpec | None) -> tuple[str, str] |
         items = 1 << 16 if model is None else model.layers[row.layer].experts
     elif row.kind in ("head", "copy_head", "wait_head"):
         items = policy.head_tiles
-    elif row.kind in ("attention", "cross_attention"):
+    elif row.kind in _OF_BATCH or (row.kind == "write_kv" and policy.kv == "batches"):
         items = policy.n_batches
     if not (0 <= row.item < items if items else row.item == -1):
         return "timeline_item", f"item {row.item} of {items}"

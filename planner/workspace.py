@@ -11,12 +11,14 @@ from planner.quantized import BLOCK_ROWS, expert_matrices, quantized_forms, scra
 from planner.span import context_tokens, kept_tokens
 
 __all__ = [
+    "ALIGNMENT_BYTES",
     "ATTENTION_TILE_ROWS",
     "CONTEXT_STEPS",
     "EXPANDED_TILE_ROWS",
     "EXPERT_TILE_ROWS",
     "ROUTER_TILE_ROWS",
     "ROW_BUCKETS",
+    "aligned",
     "attention_tile_rows",
     "expands_context",
     "expert_tile_rows",
@@ -24,6 +26,9 @@ __all__ = [
     "library_bytes",
     "operation_bytes",
 ]
+
+ALIGNMENT_BYTES = 4096
+"""Granularity of direct reads, and so of every unit in a store and of every slot."""
 
 EXPERT_TILE_ROWS = 1024
 """Most rows that one expert (or a dense MLP) computes at once; more are computed in tiles."""
@@ -59,6 +64,11 @@ _GENERATED_BYTES = 768 << 10
 _OTHER_SHAPES = 20
 """Shapes of products besides the experts': three of projections, each for a full and a last tile of
 prefill at two lengths and for a full and a last batch of decode; and two of the head."""
+
+
+def aligned(size_bytes: int) -> int:
+    """``size_bytes`` rounded up to the alignment."""
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def group_sequences(policy: Policy, workload: Workload) -> int:

@@ -135,13 +135,15 @@ def _link(
 
 
 def _share(model: ModelSpec, event: Event) -> float:
+    if event.kind == "copy_kv":
+        return 1.0  # never compressed
     kinds = {"copy_head": "head", "copy_dense": "dense"}
     return model.stored_share(kinds.get(event.kind, "expert"))  # type: ignore[arg-type]
 
 
 def _is_raw(model: ModelSpec, raw: tuple[tuple[int, ...], ...], event: Event) -> bool:
     """Whether a copy brought what lies in the store as it is."""
-    if event.kind in ("copy_dense", "copy_head"):
+    if event.kind in ("copy_dense", "copy_kv", "copy_head"):
         return _share(model, event) == 1.0
     return event.item in raw[event.layer]
 

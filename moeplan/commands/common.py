@@ -109,7 +109,8 @@ KvPlace = Annotated[
     str,
     typer.Option(
         "--kv",
-        help="Where keys and values lie: auto, device, or below it (of layers that stream).",
+        help="Where keys and values lie: auto, device, below it (of layers that stream), or "
+        "batches (below, each batch's copied by themselves).",
     ),
 ]
 Predictors = Annotated[
@@ -321,6 +322,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
             "head_tiles": policy.head_tiles,
             "slots": policy.slots,
             "dense_slots": policy.dense_slots,
+            "kv_slots": policy.kv_slots,
             "reserve": policy.reserve,
             "eviction": policy.eviction,
             "hold": policy.hold,

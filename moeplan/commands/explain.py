@@ -188,6 +188,7 @@ def _neighbour(plan: Plan, point: GroupPoint) -> str:
 def _unit(unit: Unit) -> str:
     name = {
         "dense": f"the dense part of layer {unit.layer}",
+        "kv": f"keys and values of batch {unit.item} in layer {unit.layer}",
         "expert": f"expert {unit.item} of layer {unit.layer}",
         "head": f"head tile {unit.item}",
     }[unit.kind]

@@ -44,6 +44,7 @@ MOST_REQUESTS = 1_000_000
 
 Requests = Annotated[int, Field(ge=1, le=MOST_REQUESTS)]
 Expert = Annotated[int, Field(ge=0, lt=1 << 16)]
+Batch = Annotated[int, Field(ge=0, lt=MOST_REQUESTS)]
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,9 @@ class LayerPolicy:
 
     ``forms`` says of each expert, resident or not, in which form it is read and computed, of a
     store that has several; empty: all are as in the checkpoint.
+
+    ``kv_resident`` (ascending) are the batches whose keys and values of this layer stay on the
+    device, where each batch's are copied by themselves (``Policy.kv``).
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -98,6 +102,7 @@ class LayerPolicy:
     raw: Annotated[tuple[Expert, ...], Field(exclude_if=lambda experts: not experts)] = ()
     forms: Annotated[tuple[FormName, ...], Field(exclude_if=lambda forms: not forms)] = ()
     waits: Annotated[bool, Field(exclude_if=lambda waits: not waits)] = False
+    kv_resident: Annotated[tuple[Batch, ...], Field(exclude_if=lambda batches: not batches)] = ()
 
     def form(self, expert: int) -> FormName:
         """The form that an expert is read and computed in."""
@@ -145,7 +150,12 @@ class Policy:
     kv
         Where keys and values lie. None: on the device. ``below``: those of a layer whose dense part
         is resident on the device, those of the others in the tier below: they are copied with the
-        dense part, into its slot, and what attention adds is written back.
+        dense part, into its slot, and what attention adds is written back. ``batches``: those of
+        each batch of a layer by themselves in the tier below, but for each layer's ``kv_resident``;
+        all dense parts are resident.
+    kv_slots
+        With ``batches`` the slots for keys and values, each of which holds those of one batch in
+        one layer; otherwise None.
     host
         Experts computed in host memory while the device computes others; None: none.
     hold
@@ -169,10 +179,28 @@ class Policy:
     reserve: Units
     eviction: Eviction
     chunk_bytes: Annotated[int, Field(ge=4096, le=64 << 20)]
-    kv: Added[Literal["below"]] = None
+    kv: Added[Literal["below", "batches"]] = None
+    kv_slots: Added[Units] = None
     host: Added[HostCompute] = None
     hold: Added[Units] = None
     threads: Added[ThreadUse] = None
+
+    @property
+    def stages_each(self) -> int:
+        """Stages that a layer is: one, or one a batch and one for router and experts."""
+        return self.n_batches + 1 if self.kv == "batches" else 1
+
+    @property
+    def starts_stream(self) -> bool:
+        """Whether any stage waits for what is copied before it begins."""
+        if self.kv == "batches":
+            return any(len(layer.kv_resident) < self.n_batches for layer in self.layers)
+        return not all(layer.dense_resident for layer in self.layers)
+
+    @property
+    def start_slots(self) -> int:
+        """Slots for what a stage waits for before it begins."""
+        return (self.kv_slots or 0) if self.kv == "batches" else self.dense_slots
 
     @property
     def expert_forms(self) -> tuple[tuple[FormName, ...], ...]:
@@ -217,7 +245,7 @@ class Asked:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     solver: str
-    kv: Literal["auto", "device", "below"] = "auto"
+    kv: Literal["auto", "device", "below", "batches"] = "auto"
     predictors: Added[bool] = None
     then: Added[str] = None
     tolerance: Added[Fraction] = None

@@ -37,10 +37,12 @@ EventKind = Literal[
     "head",
     "sample",
     "copy_dense",
+    "copy_kv",
     "copy_prefetch",
     "copy_demand",
     "copy_head",
     "wait_dense",
+    "wait_kv",
     "wait_expert",
     "wait_head",
     "host_expert",
@@ -61,7 +63,8 @@ class Event(NamedTuple):
     expert, the head tile or the batch, -1 for none; ``size_bytes`` is 0 for compute, but for what
     ``write_kv`` writes; ``rows`` is 0 for copies.
     ``cross_attention`` is a decoder's to its prompt, with what it makes to keep of a new one.
-    ``write_kv`` takes what a layer's attention added to KV to the tier below.
+    ``write_kv`` takes what a layer's attention added to KV to the tier below, ``copy_kv`` brings
+    those of one batch by themselves, and compute waits for that in ``wait_kv``.
     ``wait_*`` rows are the bubbles: compute idle inside a pass.
     ``host_expert`` is an expert's computation in host memory, on the channel ``cpu``.
     """

@@ -397,11 +397,12 @@ def test_trace_adds_up(plan: Plan, helpers: Any) -> None:
         assert max(rows) == tokens
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(16))
 def test_any_policy_gives_the_same_tokens(
     seed: int, checkpoint_of: Callable[..., Path], helpers: Any
 ) -> None:
-    """Random sets, slots and groups: what is copied when changes nothing but time."""
+    """Random sets, slots and groups, keys and values anywhere: what is copied when changes nothing
+    but time."""
     checkpoint = checkpoint_of("qwen3_moe")
     draw = random.Random(seed)
     with open_weights(checkpoint) as source:
@@ -437,7 +438,21 @@ def test_any_policy_gives_the_same_tokens(
         eviction=draw.choice(["none", "lru", "lifo", "fifo", "frequency", "plan"]),
         chunk_bytes=draw.choice([4096, 12288, 1 << 20]),
     )
-    if not all(layer.dense_resident for layer in layers):
+    place = draw.choice([None, "below", "batches"])
+    if place == "batches":
+        layers = [
+            replace(
+                layer,
+                dense_resident=True,
+                predictor="plan",
+                kv_resident=tuple(k for k in range(policy.n_batches) if draw.random() < 0.3),
+            )
+            for layer in layers
+        ]
+        layers[0] = replace(layers[0], kv_resident=())
+        policy = replace(policy, dense_slots=0, kv_slots=draw.randint(1, 4))
+    policy = replace(policy, kv=place, layers=tuple(layers))
+    if policy.starts_stream:
         policy = replace(policy, hold=draw.choice([None, 0, 1, 2]))
     prompts = [[draw.randrange(3, 211) for _ in range(draw.randint(1, 9))] for _ in range(7)]
     plain = replace(helpers.resident(model), n_batches=1, batch_size=7)

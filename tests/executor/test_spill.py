@@ -233,9 +233,10 @@ def test_only_what_a_pass_does_not_make_is_cleared(
         assert source.model.layers[1].kv_bytes_per_token == 256
     with Engine.from_plan(helpers.plan(checkpoint, policy, WORK)) as engine:
         device, unit = engine._device, Unit(1, "dense", -1)
-        memory = device._kept(unit, 0)
+        assert device.kept is not None
+        memory = device.kept.memory(unit, 0)
         memory[:] = b"\xff" * len(memory)
-        device._came[0] = came
+        device.kept.came[0] = came
         device.operations.begin(counts, past)
         device.bind_dense(unit, 0)
         assert {at for at, one in enumerate(memory) if not one} == cleared

@@ -33,6 +33,12 @@ class Case:
     schedule: Schedule
     named: Named = field(default_factory=dict)
     credit: Credit | None = None
+    batches: int = 0
+
+    def place(self, stage: int, item: int = -1) -> tuple[int, int]:
+        """Layer and item of a stage's start unit (``item`` -1), or of one of its items."""
+        layer, part = divmod(stage, self.batches + 1)
+        return layer, part if item < 0 and self.batches else item
 
 
 def _unit(size_bytes: int, chunk_ns: int) -> ProblemUnit:
@@ -139,6 +145,63 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(Problem(tuple(stages), scenarios, 1 << 40, 1 << 20), schedule, named, credit)
 
 
+@st.composite
+def batched_cases(draw: st.DrawFn, least: int = 0) -> Case:
+    """The same with a layer as several stages: one a batch, which waits for a copy of its own (of
+    nothing at all in some passes) and demands nothing, then its experts, which wait for nothing."""
+    case, batches = draw(cases()), draw(st.integers(1, 4))
+    problem, schedule, old = case.problem, case.schedule, case.problem.scenarios
+    durations, chunk = st.integers(least, 150), draw(st.integers(1, 40))
+    stages: list[Stage] = []
+    choices: list[StageChoice] = []
+    for stage, choice in zip(problem.stages[:-1], schedule.stages[:-1], strict=True):
+        for _ in range(batches):
+            start = _unit(draw(st.integers(1, 5 * CHUNK_BYTES)), chunk)
+            part = _unit(draw(st.integers(1, start.size_bytes)), chunk)
+            short = (ProblemUnit(0, start.held_bytes), replace(part, held_bytes=start.held_bytes))
+            stages.append(Stage(start, (), short_starts=short))
+            choices.append(StageChoice(draw(st.booleans())))
+        stages.append(replace(stage, start=None, short_starts=()))
+        # nothing is named
+        choices.append(replace(choice, start_resident=False, looks_ahead=False, waits=False))
+    each, last = batches + 1, len(stages)
+    at = [*range(batches, last, each), last]
+
+    def placed(table: np.ndarray) -> np.ndarray:
+        made = np.zeros((len(table), last + 1, *table.shape[2:]), dtype=table.dtype)
+        made[:, at] = table
+        return made
+
+    lead = placed(old.lead_ns)
+    for stage in range(last):
+        if stage not in at:
+            lead[:, stage] = draw(durations)
+    back = np.resize(np.array(draw(st.sampled_from([[0], [7, 0, 2]]))), lead.shape)
+    back[:, at] = 0
+    prologue = np.zeros_like(lead)
+    prologue[:, 0] = old.prologue_ns[:, 0]
+    scenarios = replace(
+        old,
+        prologue_ns=prologue,
+        lead_ns=lead,
+        demand=placed(old.demand),
+        work_ns=placed(old.work_ns),
+        epilogue_ns=placed(old.epilogue_ns),
+        start_lead_ns=back.astype(np.int64),
+        host_work_ns=None if old.host_work_ns is None else placed(old.host_work_ns),
+        asking_ns=None,
+    )
+    stages.append(problem.stages[-1])
+    choices.append(schedule.stages[-1])
+    return replace(
+        case,
+        problem=problem.replace(stages=tuple(stages), scenarios=scenarios),
+        schedule=schedule.replace(stages=tuple(choices)),
+        named={},
+        batches=batches,
+    )
+
+
 def _host_times(scenarios: Scenarios, index: int, stage: int) -> tuple[tuple[int, int], ...]:
     if scenarios.host_work_ns is None:
         return ()
@@ -147,20 +210,22 @@ def _host_times(scenarios: Scenarios, index: int, stage: int) -> tuple[tuple[int
 
 def run_executor(case: Case) -> VirtualResult:
     """The case in the executor's form."""
-    problem, schedule = case.problem, case.schedule
-    layers = len(problem.stages) - 1
+    problem, schedule, each = case.problem, case.schedule, case.batches + 1
+    layers = (len(problem.stages) - 1) // each
     sizes: dict[Unit, int] = {}
     short: list[dict[Unit, int]] = [{}, {}, {}]
-    resident: set[Unit] = set()
+    # where batches wait for copies of their own, dense parts are always there
+    resident = {Unit(layer, "dense", -1) for layer in range(layers) if case.batches}
     chain = []
-    for index, (stage, choice) in enumerate(zip(problem.stages, schedule.stages, strict=True)):
+    for number, (stage, choice) in enumerate(zip(problem.stages, schedule.stages, strict=True)):
+        index, batch = case.place(number)
         kind: Literal["expert", "head"] = "head" if index == layers else "expert"
         for item, unit in enumerate(stage.items):
             sizes[Unit(index, kind, item)] = unit.size_bytes
         resident.update(Unit(index, kind, item) for item in choice.resident)
         ahead = [Unit(index, kind, item) for item in choice.prefetch]
         if stage.start is not None:
-            dense = Unit(index, "dense", -1)
+            dense = Unit(index, "kv", batch) if case.batches else Unit(index, "dense", -1)
             sizes[dense] = stage.start.size_bytes
             for number, part in enumerate(stage.short_starts, 1):
                 short[number][dense] = part.size_bytes
@@ -170,20 +235,22 @@ def run_executor(case: Case) -> VirtualResult:
                 ahead.insert(0, dense)
         chain.append(tuple(ahead))
     policy = Policy(
-        n_batches=1,
+        n_batches=max(case.batches, 1),
         batch_size=1,
         layers=tuple(
-            LayerPolicy(choice.start_resident, choice.resident, choice.prefetch)
-            for choice in schedule.stages[:-1]
+            LayerPolicy(choice.start_resident or case.batches > 0, choice.resident, choice.prefetch)
+            for choice in schedule.stages[case.batches : -1 : each]
         ),
         head_tile_rows=1,
         head_tiles=len(problem.stages[-1].items),
         resident_head_tiles=len(schedule.stages[-1].resident),
         slots=schedule.slots,
-        dense_slots=schedule.start_slots,
+        dense_slots=0 if case.batches else schedule.start_slots,
         reserve=schedule.reserve,
         eviction=schedule.eviction,
         chunk_bytes=CHUNK_BYTES,
+        kv="batches" if case.batches else None,
+        kv_slots=schedule.start_slots if case.batches else None,
         host=None if schedule.host is None else HostCompute(*schedule.host),
         hold=schedule.hold,
     )
@@ -211,26 +278,28 @@ def run_executor(case: Case) -> VirtualResult:
                 case.named.get((index, stage)),
                 _host_times(scenarios, index, stage),
             )
-            for stage in range(layers + 1)
+            for stage in range(len(problem.stages))
         ]
         for index in range(scenarios.passes)
     ]
 
     def chunk_ns(unit: Unit, size_bytes: int) -> int:
-        stage = problem.stages[unit.stage]
-        item = stage.start if unit.kind == "dense" else stage.items[unit.item]
+        starts = unit.kind in ("dense", "kv")
+        part = 0 if unit.kind == "head" else unit.item if unit.kind == "kv" else case.batches
+        stage = problem.stages[unit.stage * each + part]
+        item = stage.start if starts else stage.items[unit.item]
         assert item is not None
         whole = -(-item.chunk_ns * size_bytes // CHUNK_BYTES)
         return item.chunk_ns if size_bytes == CHUNK_BYTES else whole
 
     waits = frozenset(at for at, choice in enumerate(schedule.stages) if choice.waits)
-    units = Units(layers, sizes, frozenset(resident), tuple(chain), waits)
+    units = Units(layers, sizes, frozenset(resident), tuple(chain), waits, case.batches)
     starts = {index: short[number] for index, number in enumerate(scenarios.shortened)}
     return run_virtual(policy, units, passes, chunk_ns, starts, case.credit)
 
 
 @settings(max_examples=250, deadline=None)
-@given(cases())
+@given(st.one_of(cases(), batched_cases()))
 def test_equals_replay(case: Case) -> None:
     want: Replay = replay(
         case.problem, case.schedule, record=True, named=case.named, credit=case.credit
@@ -241,7 +310,8 @@ def test_equals_replay(case: Case) -> None:
     assert got.copied_bytes == int(want.copied_bytes.sum())
     copies: list[tuple[int, ...]] = []
     for part in want.copies:
-        row = (part.pass_index, part.stage, part.item, part.start_ns, part.end_ns, part.size_bytes)
+        at = case.place(part.stage, part.item)
+        row = (part.pass_index, *at, part.start_ns, part.end_ns, part.size_bytes)
         last = copies[-1] if copies else (-1,) * 6
         if part.stage == len(case.problem.stages) - 1 and (*last[:3], last[4]) == row[:4]:
             # a tile that was demanded while it was copied is one event for the executor
@@ -252,7 +322,7 @@ def test_equals_replay(case: Case) -> None:
         (e.pass_index, e.layer, e.item, e.start_ns, e.end_ns, e.size_bytes) for e in got.copies
     ] == copies
     works = [
-        (times.pass_index, times.stage, item, start, end)
+        (times.pass_index, *case.place(times.stage, item), start, end)
         for times in want.stages
         for item, _, start, end in times.works
     ]
@@ -262,10 +332,22 @@ def test_equals_replay(case: Case) -> None:
         if e.kind in ("expert", "head")
     ] == works
     hosted = [
-        (times.pass_index, times.stage, *one) for times in want.stages for one in times.hosted
+        (times.pass_index, *case.place(times.stage, item), start, end)
+        for times in want.stages
+        for item, start, end in times.hosted
     ]
     assert [(e.pass_index, e.layer, e.item, e.start_ns, e.end_ns) for e in got.host] == hosted
     assert got.served.get("on_host", 0) == len(hosted)
+    waits = [
+        (times.pass_index, *case.place(times.stage), times.prologue_end_ns, times.start_ready_ns)
+        for times in want.stages
+        if times.start_ready_ns > times.prologue_end_ns
+    ]
+    assert [
+        (e.pass_index, e.layer, e.item, e.start_ns, e.end_ns)
+        for e in got.compute
+        if e.kind in ("wait_dense", "wait_kv")
+    ] == waits
 
 
 def held_at_most(case: Case, got: VirtualResult) -> int:
@@ -278,23 +360,24 @@ def held_at_most(case: Case, got: VirtualResult) -> int:
         kept += sum(stage.items[item].held_bytes for item in choice.resident)
         if stage.start is not None and choice.start_resident:
             kept += stage.start.held_bytes
-    known: dict[tuple[int, int], int] = {}
+    known: dict[tuple[int, int, int], int] = {}
     worked: dict[tuple[int, int, int], int] = {}
     for event in got.compute:
         if event.kind == "attention":
-            known[event.pass_index, event.layer] = event.end_ns
+            known[event.pass_index, event.layer, event.item] = event.end_ns
         elif event.kind in ("expert", "head"):
             worked[event.pass_index, event.layer, event.item] = event.end_ns
-    copies: dict[tuple[int, int, int], tuple[int, int]] = {}
+    copies: dict[tuple[bool, int, int, int], tuple[int, int]] = {}
     for event in got.copies:
-        key = event.pass_index, event.layer, event.item
+        starts = event.kind in ("copy_dense", "copy_kv")
+        key = starts, event.pass_index, event.layer, event.item
         copies[key] = copies.get(key, (event.start_ns, 0))[0], event.end_ns
     changes: list[tuple[int, int]] = []
     never = got.pass_end_ns[-1] + 1
-    for (index, layer, item), (begin, landed) in copies.items():
-        end = known.get((index, layer), never)
-        if item < 0:
-            start = problem.stages[layer].start
+    for (starts, index, layer, item), (begin, landed) in copies.items():
+        end = known.get((index, layer, item if starts else -1), never)
+        if starts:
+            start = problem.stages[layer * (case.batches + 1) + max(item, 0)].start
             assert start is not None
             size = start.held_bytes
         elif schedule.eviction == "none":
@@ -311,7 +394,7 @@ def held_at_most(case: Case, got: VirtualResult) -> int:
 
 
 @settings(max_examples=1_000, deadline=None)
-@given(cases())
+@given(st.one_of(cases(), batched_cases(least=1)))
 def test_memory_is_never_more_than_the_checker_counts(case: Case) -> None:
     assert held_at_most(case, run_executor(case)) <= used_bytes(case.problem, case.schedule)
 

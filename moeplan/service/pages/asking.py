@@ -87,7 +87,11 @@ def _search_fields(service: Service, *between: Field) -> list[Field]:
         _extra(
             "kv",
             "Keys and values",
-            choices=(("device", "on the device"), ("below", "below it, of layers that stream")),
+            choices=(
+                ("device", "on the device"),
+                ("below", "below it, of layers that stream"),
+                ("batches", "below it, each batch's by themselves"),
+            ),
             help="Where they lie: what is better, unless chosen.",
         ),
         _extra(
