@@ -72,6 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"this needs {error.name}, which is not installed: pip install 'moeplan[{extra}]'",
         )
         return 2
+    except (MemoryError, ImportError) as error:
+        if isinstance(error, ImportError) and "failed to map segment" not in str(error):
+            raise
+        reporter.fail("RunError", "no memory is left for this process (of ulimit -v, perhaps)")
+        return 1
     except BrokenPipeError:
         raise
     except OSError as error:
