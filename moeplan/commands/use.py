@@ -150,14 +150,14 @@ def run(
     read += [Path(place) for place in places if place]
     check_outputs({"--out": out, "--trace": trace}, read)
     pace = optional_pace(disk_bandwidth, "--disk-bandwidth")
-    hardware = hardware_of(plan, profile)
+    hardware, note = hardware_of(plan, profile), ""
     if hardware is not None:
         planned = disk_pace(hardware)
         if pace is None:
             # as it was profiled, so that a run is like its prediction
             pace = planned
         elif pace != planned:
-            reporter.note(
+            note = (
                 f"moeplan: the plan was made for a disk {pace_words(planned)}; its prediction is "
                 f"not for one {pace_words(pace)}"
             )
@@ -177,6 +177,8 @@ def run(
             sampling=sampling,
             stop=stops,
         )
+    if note:  # not before: a refusal is one line
+        reporter.note(note)
     with loaded as engine:
         try:
             with reporter.steps("run") as progress:

@@ -122,3 +122,11 @@ def test_finished_outputs_are_kept(
     said = capsys.readouterr().err.splitlines()
     assert said[0] == f"moeplan: {len(kept)} of 4 outputs had ended: see {out}"
     assert len(said) == 2
+
+
+def test_a_refusal_is_one_line_also_where_the_disk_is_another(
+    made: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["run", made.plan, "--prompts", made.prompts, "--disk-bandwidth", "1GB/s"]
+    line = refusal(capsys, *argv, "--stop-token", -1)
+    assert "stop token -1 is outside the vocabulary" in line
