@@ -71,7 +71,7 @@ class Belady:
 def cached_bound(problem: Problem, schedule: Schedule) -> Bound:
     """No schedule with a cache takes less time than this: whatever it copies ahead, if ``schedule``
     copies items ahead into a cache, else with nothing but start units and items of sequential
-    stages copied ahead (or, without a cache, anything).
+    stages copied ahead (or, without a cache and ``Problem.price``, anything).
 
     What was copied ahead and not demanded may serve a much later pass. Where its passes do not all
     weigh the same it may have been copied in one that weighs less, so that bound may be lower.

@@ -15,6 +15,7 @@ from solvers.checker import check_proofs, used_bytes
 from solvers.errors import UnsupportedError
 from solvers.outcome import Schedule, StageChoice, Stop
 from solvers.problem import Problem, Stage, Unit
+from solvers.proof_cache import proven_cached
 from solvers.registry import BOUNDS, HOSTED, Feature, Limits, load
 from solvers.replay import measure, replay
 
@@ -90,6 +91,11 @@ def test_what_copied_start_units_add_to_the_lead_hides_copies(make: Any) -> None
     # digit of a price
     plain = problem.replace(scenarios=scenarios)
     assert 3 * 60 - 2 <= belady_value(plain) <= 3 * 60
+    # and what proves that proves nothing beside leads that are longer
+    found = Belady().solve(plain, Limits()).bound
+    assert found is not None
+    assert found.cached is not None
+    assert proven_cached(problem, found.cached) <= 30
 
 
 def test_infeasible(make: Any) -> None:
