@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, get_args
 
 from planner.documents import CostProfile, ModelSpec, Policy, PredictedTotals
 from planner.memory import ALIGNMENT_BYTES, aligned
+from solvers.counting import counted
 from solvers.errors import OptionError, UnsupportedError
 
 __all__ = [
@@ -74,10 +75,10 @@ def below_words(policy: Policy, totals: PredictedTotals) -> str:
             "Keys and values of the layers whose dense parts are copied lie below the device, too: "
             f"they come with the dense part, and {written}"
         )
-    every = policy.n_batches * len(policy.layers)
+    every = f"{counted(policy.n_batches, 'batch')} x {counted(len(policy.layers), 'layer')}"
     stay = sum(len(layer.kv_resident) for layer in policy.layers)
     return (
-        f"Keys and values lie below the device, but for {stay:,} of {every:,} batches and layers: "
+        f"Keys and values lie below the device, but for {stay:,} of {every}: "
         f"those of a batch are copied while batches before it are attended to, and {written}"
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from planner.documents import Asked, Policy
 from solvers.checker import Violation
+from solvers.counting import counted
 
 __all__ = ["PASSES_AHEAD", "check_asked_place", "check_batches", "kv_regions"]
 
@@ -47,7 +48,7 @@ def check_batches(policy: Policy) -> Iterator[Violation]:
         return
     most = PASSES_AHEAD * len(stays) * count if streams else 0
     if slots > most:
-        message = f"{slots:,} slots, of which {most:,} could ever be used"
+        message = f"{counted(slots, 'slot')}, of which {most:,} could ever be used"
         yield Violation("kv_slots", "policy.kv_slots", message)
 
 

@@ -117,13 +117,14 @@ def _keys_values(
         why += (
             f"{encoding.kept.all_bytes / memory.capacity_bytes:.0%} of the budget would go to them"
         )
-    where = f"{len(streams)} of {len(policy.layers)} layers"
+    where = f"{len(streams)} of {counted(len(policy.layers), 'layer')}"
     how = "with the dense parts"
     if by_batch:
         where = (
-            f"{sum(copied.values())} of {policy.n_batches * len(policy.layers)} batches and layers"
+            f"{sum(copied.values())} of {counted(policy.n_batches, 'batch')} x "
+            f"{counted(len(policy.layers), 'layer')}"
         )
-        how = f"each batch's by themselves ({policy.start_slots} slots)"
+        how = f"each batch's by themselves ({counted(policy.start_slots, 'slot')})"
     return (
         f"keys and values of {where} lie below the device, "
         f"and each pass copies those that exist by then {how}, at the longest "

@@ -136,7 +136,7 @@ def test_a_plan_of_batches_is_whole(small_profile: Any, offloaded: Plan) -> None
     assert totals.bubble_inter_layer_ns == spent.get("wait_kv", 0)
     note = next(note for note in offloaded.notes if note.startswith("keys and values"))
     below = sum(policy.n_batches - len(layer.kv_resident) for layer in policy.layers)
-    assert f"of {below} of {policy.n_batches * 4} batches and layers lie below" in note
+    assert f"of {below} of {policy.n_batches} batches x 4 layers lie below" in note
     assert f"each batch's by themselves ({policy.kv_slots} slots)" in note
     events = list(offloaded.predicted.timeline.events())
     # nothing is copied where sequences begin, and all is written, batch by batch
