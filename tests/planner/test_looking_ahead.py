@@ -178,10 +178,22 @@ def test_the_same_inputs_look_ahead_in_the_same_way(found: Searched) -> None:
     assert dump_document(again) == dump_document(plan)
 
 
-def test_a_search_does_not_look_ahead_where_routers_are_wrong(small_profile: Profile) -> None:
-    _, lists, plan = searched(routed(small_profile, right=False))
-    assert predictors_of(plan) == {"plan"}
-    assert plan.policy == lists.policy
+def test_where_routers_are_wrong_a_search_looks_ahead_only_where_that_pays_all_the_same(
+    small_profile: Profile,
+) -> None:
+    """Whatever is copied early may be what is needed, and stay: so names that are drawn can serve,
+    too, but then the same plan without asking is slower, and so is the one with lists."""
+    profile, lists, plan = searched(routed(small_profile, right=False))
+    schedule, candidate = schedule_of(plan.policy), candidate_of(plan, profile)
+    if plan.policy == lists.policy:
+        return
+    silent = schedule.replace(
+        stages=tuple(replace(one, looks_ahead=False, waits=False) for one in schedule.stages)
+    )
+    own = candidate.score("choose", schedule)
+    assert own < candidate.score("choose", silent)
+    assert own < 0.99 * candidate.score("choose", schedule_of(lists.policy))
+    assert sum(one.looks_ahead for one in schedule.stages) < len(schedule.stages) - 2
 
 
 def test_nobody_looks_ahead_unasked_where_a_rule_plans_or_routers_were_not_asked(
