@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import sys
@@ -94,6 +95,32 @@ def test_a_clairvoyant_reads_what_its_memory_does_not_hold() -> None:
     # nobody chooses the second half: all that is used is resident
     routing["experts"] = routing["experts"] % (experts // 2)
     assert clairvoyant.decode_bytes(model, policy(model, experts // 2), workload, routing) == 0
+
+
+def test_a_clairvoyant_gives_up_what_is_needed_last() -> None:
+    """Against the best of everything that may be kept, whole units of one byte each."""
+    missed = importlib.import_module("benchmarks.clairvoyant").missed_bytes
+    rng = np.random.default_rng(3)
+    for _ in range(30):
+        uses = [
+            (bool(rng.random() < 0.8), [(0, int(unit)) for unit in rng.permutation(4)[:2]])
+            for _ in range(6)
+        ]
+        capacity = int(rng.integers(0, 4))
+        units = sorted({unit for _, used in uses for unit in used})
+        # cost of the cheapest way to have each set in memory before a use; at first for nothing
+        sizes = range(capacity + 1)
+        sets = [frozenset(one) for n in sizes for one in itertools.combinations(units, n)]
+        cost = dict.fromkeys(sets, 0)
+        for counts, used in uses:
+            later: dict[frozenset[tuple[int, int]], int] = {}
+            for held, spent in cost.items():
+                here = spent + (len(set(used) - held) if counts else 0)
+                for one in sets:
+                    if one <= held | set(used):
+                        later[one] = min(later.get(one, here), here)
+            cost = later
+        assert missed(uses, dict.fromkeys(units, 1), capacity) == min(cost.values())
 
 
 def test_rows_are_paired_as_llama_cpp_rotates_them() -> None:

@@ -56,7 +56,7 @@ def test_ranks_go_by_what_is_promised(rows: list[ComparisonRow]) -> None:
     lines = [line.split() for line in out.getvalue().splitlines()]
     shown = [words for words in lines if words[:1] in (["flexgen"], ["cpsat"])]
     assert [words[0] for words in shown] == ["flexgen", "cpsat"]
-    assert [words[2] for words in shown] == ["4.5", "4.8"]
+    assert [words[1] for words in shown] == ["4.5", "4.8"]
     assert [cells[0] for cells in _html_table("throughput", rows, []).rows] == ["flexgen", "cpsat"]
 
 

@@ -125,7 +125,7 @@ def test_more_threads_than_cores_are_refused(
 ) -> None:
     argv = ["profile", tiny, "--memory", "1GB", "--out", tmp_path / "new", "--threads"]
     for count in (0, 4097):
-        assert f"{count} threads cannot compute here" in refusal(capsys, *argv, count)
+        assert f"{count:,} threads cannot compute here" in refusal(capsys, *argv, count)
     assert not (tmp_path / "new").exists()
 
 

@@ -121,7 +121,7 @@ def of_type(hint: Any) -> st.SearchStrategy[Any]:
         return documents(hint)
     if origin is typing.Annotated:
         low, high = 0, 10**15
-        if typing.get_origin(arguments[0]) is dict:
+        if typing.get_origin(arguments[0]) is dict or arguments[0] is bool:
             return of_type(arguments[0])
         for constraint in (item for part in arguments[1:] for item in part.metadata):
             assert isinstance(arguments[1], FieldInfo)

@@ -114,9 +114,9 @@ def test_the_same_plan_byte_for_byte_and_progress_says_which_n_and_b(
     # what the time limit is not of is told, too, each once, before and after the search
     first, *after = [(name, bound) for name, objective, bound in told if objective == 0]
     assert re.fullmatch(r"a first look at \d+ sizes of groups", first[0])
-    last = "judging on sequences that were kept apart"
+    asking, last = "asking routers a layer ahead", "judging on sequences that were kept apart"
     ends = (f"comparing with {name}, {at} of 7" for at, name in enumerate(BASELINES, 1))
-    assert after == [*((words, None) for words in ends), (last, None)]
+    assert after == [*((words, None) for words in ends), (asking, None), (last, None)]
     assert told[0][0] == first[0]
     assert told[-1][0] == last
 
