@@ -13,7 +13,7 @@ from executor.device import Device
 from executor.generation import Generation
 from executor.memory import Backend
 from executor.source import WeightSource
-from planner.documents import ThreadUse, Workload
+from planner.documents import Policy, ThreadUse, Workload
 from profiler.observed import Observed
 from profiler.record import recording_policy
 
@@ -21,10 +21,14 @@ __all__ = ["observe"]
 
 _SIZES = (8, 1)
 """Sequences of the runs after one of all that fit."""
-_DECODE = 3
+_DECODE = 24
 """Decode passes of each run, at most."""
-_SECONDS = 1.0
-"""After so long a run ends with its first decode pass."""
+_SECONDS = 0.8
+"""After so long a run ends, but not before its first decode pass."""
+
+
+_KEPT = 0.75
+"""Of the experts that stay beside one sequence so many stay beside all that are run."""
 
 
 class _EnoughError(Exception):
@@ -39,7 +43,7 @@ def observe(
     backend: Backend | None = None,
     threads: ThreadUse | None = None,
 ) -> list[Observed]:
-    """Run ``prompts`` for a few passes, all at once, then eight and one, as plans run them.
+    """Run ``prompts`` for some passes: many at once, then eight, then one, as plans run them.
 
     The runs that record routing do not tell what operations take: they ask routers a layer ahead,
     and are the first to meet many shapes of products, which libraries then set up. How much longer
@@ -64,9 +68,17 @@ def observe(
     """
     model, longest = source.model, len(prompts[0])
     limit = min(1 + _DECODE, model.max_context - longest)
-    found = recording_policy(model, Workload(len(prompts), longest, limit), memory_bytes)
+    found = recording_policy(model, Workload(1, longest, limit), memory_bytes)
     if found is None:
         return []
+    most = _residents(found[0])
+    # where a large group's keys and values take the room of experts, everything is copied on demand
+    # and operations are as slow as hardly a plan has them: each comes after a wait
+    for size in (len(prompts) >> halved for halved in range(len(prompts).bit_length())):
+        larger = recording_policy(model, Workload(size, longest, limit), memory_bytes)
+        if larger is not None and _residents(larger[0]) >= _KEPT * most:
+            found = larger
+            break
     policy, workload = found
     with torch.inference_mode():
         device = Device(
@@ -85,9 +97,12 @@ def observe(
 
         with suppress(_EnoughError):
             run.run(enough)
+        events = tuple(run.recorder.timeline().events())
+        # the first passes are slow, as memory and code are touched first: of decode the later half
+        first = 1 + max(event.pass_index for event in events) // 2
         runs.append(
             Observed(
-                tuple(run.recorder.timeline().events()),
+                tuple(one for one in events if not 0 < one.pass_index < first),
                 limit,
                 longest,
                 device.policy.head_tiles,
@@ -97,3 +112,7 @@ def observe(
             )
         )
     return runs
+
+
+def _residents(policy: Policy) -> int:
+    return sum(len(layer.resident) for layer in policy.layers)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from executor import open_weights
-from planner.documents import CostProfile, Curve, Event, Figure, Surface
+from planner.documents import CostProfile, Curve, Event, Figure, Surface, Workload
+from planner.memory import smallest_budget
 from profiler import observing
 from profiler.observed import Observed, alone_ns, between_passes_ns
 from profiler.observing import observe
@@ -97,22 +98,45 @@ def test_what_is_observed_recorded_nothing(
         return real(device, group, limit, *rest, **options)
 
     monkeypatch.setattr(observing, "Generation", noted)
+    monkeypatch.setattr(observing, "_SECONDS", 60.0)
     length = min(map(len, prompts))
     several = [prompt[:length] for prompt in (prompts * 12)[:12]]
     with open_weights(checkpoint("mixtral")) as source:
         found = observe(source, several, 64 << 20)
-        # prefill and three passes of decode of all, of eight, of one
-        assert made == [(12, 4, False), (8, 4, False), (1, 4, False)]
+        # prefill and 24 passes of decode of all, of eight, of one; of decode the later half counts
+        assert made == [(size, 25, False) for size in (12, 8, 1)]
         for run, size in zip(found, (12, 8, 1), strict=True):
-            assert {one.pass_index for one in run.events} == set(range(4))
-            assert (run.passes, run.prompt_tokens, run.uniform) == (4, length, True)
+            assert {one.pass_index for one in run.events} == {0, *range(13, 25)}
+            assert (run.passes, run.prompt_tokens, run.uniform) == (25, length, True)
             assert {one.rows for one in run.events if one.kind == "head"} == {size}
             assert {run.phase(one) for one in run.events} == {"prefill", "decode"}
             assert {"expert", "head", "router"} <= {one.kind for one in run.events}
         # of fewer prompts than eight: those, then one
         made.clear()
-        assert len(observe(source, several[:3], 64 << 20)) == 2
-        assert made == [(3, 4, False), (1, 4, False)]
+        observe(source, several[:3], 64 << 20)
+        assert [size for size, _, _ in made] == [3, 1]
+        # where passes take long there is one of decode
+        monkeypatch.setattr(observing, "_SECONDS", 0.0)
+        found = observe(source, several, 64 << 20)
+        assert [{one.pass_index for one in run.events} for run in found] == [{0, 1}] * 3
+
+
+def test_no_group_is_observed_that_takes_the_room_of_experts(
+    checkpoint: Callable[[str], Path], prompts: list[list[int]]
+) -> None:
+    """All would then be copied on demand, and each operation come after a wait."""
+    several = [prompts[0]] * 12
+    with open_weights(checkpoint("mixtral")) as source:
+        workload = Workload(12, len(prompts[0]), 25)
+        least = smallest_budget(source.model, workload, 4)
+        sizes = {
+            one.rows
+            for run in observe(source, several, least)
+            for one in run.events
+            if one.kind == "head"
+        }
+    assert 1 in sizes
+    assert max(sizes) < 12
 
 
 def test_where_not_one_sequence_fits_nothing_is_observed(
