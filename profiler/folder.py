@@ -6,7 +6,6 @@ import json
 import math
 import random
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from statistics import median_low
 
@@ -137,10 +136,19 @@ def profile_checkpoint(
         measurement.threads = given
         measuring = measurement.tasks()
         recorded: list[Recording] = []
-        run = partial(record_routing, source, memory_bytes=memory_bytes, backend=backend)
 
         def record() -> None:
-            recorded.append(run(ids, new_tokens=new_tokens, ahead=True, threads=measurement.use))
+            recorded.append(
+                record_routing(
+                    source,
+                    ids,
+                    memory_bytes,
+                    new_tokens=new_tokens,
+                    ahead=True,
+                    backend=backend,
+                    threads=measurement.use,
+                )
+            )
             tokens.add_decoded(recorded[0].decoded)
 
         # their beginnings, about as long as benches measured, and all equally

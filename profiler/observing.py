@@ -15,7 +15,7 @@ from executor.memory import Backend
 from executor.source import WeightSource
 from planner.documents import Policy, ThreadUse, Workload
 from profiler.observed import Observed
-from profiler.record import recording_policy
+from profiler.record import EnoughError, recording_policy
 
 __all__ = ["observe"]
 
@@ -25,14 +25,8 @@ _DECODE = 24
 """Decode passes of each run, at most."""
 _SECONDS = 0.8
 """After so long a run ends, but not before its first decode pass."""
-
-
 _KEPT = 0.75
 """Of the experts that stay beside one sequence so many stay beside all that are run."""
-
-
-class _EnoughError(Exception):
-    """Ends a run after a pass."""
 
 
 def observe(
@@ -71,12 +65,12 @@ def observe(
     found = recording_policy(model, Workload(1, longest, limit), memory_bytes)
     if found is None:
         return []
-    most = _residents(found[0])
+    beside_one = _residents(found[0])
     # where a large group's keys and values take the room of experts, everything is copied on demand
     # and operations are as slow as hardly a plan has them: each comes after a wait
     for size in (len(prompts) >> halved for halved in range(len(prompts).bit_length())):
         larger = recording_policy(model, Workload(size, longest, limit), memory_bytes)
-        if larger is not None and _residents(larger[0]) >= _KEPT * most:
+        if larger is not None and _residents(larger[0]) >= _KEPT * beside_one:
             found = larger
             break
     policy, workload = found
@@ -93,9 +87,9 @@ def observe(
 
         def enough(made: int, _: int, size: int = size, begun: float = begun) -> None:
             if made > size and time.monotonic() - begun > _SECONDS:
-                raise _EnoughError
+                raise EnoughError
 
-        with suppress(_EnoughError):
+        with suppress(EnoughError):
             run.run(enough)
         events = tuple(run.recorder.timeline().events())
         # the first passes are slow, as memory and code are touched first: of decode the later half

@@ -22,7 +22,7 @@ from planner.routing import TraceArrays
 from solvers.counting import counted
 from solvers.errors import BudgetError, OptionError
 
-__all__ = ["Recording", "longest_prompt", "record_routing", "recording_policy"]
+__all__ = ["EnoughError", "Recording", "longest_prompt", "record_routing", "recording_policy"]
 
 _NEW_TOKENS = 16
 _SLOTS = 6
@@ -43,7 +43,7 @@ class Recording:
     decoded: tuple[int, ...]
 
 
-class _EnoughError(Exception):
+class EnoughError(Exception):
     """Ends a run after a pass."""
 
 
@@ -208,9 +208,9 @@ def _run(run: Generation, sequences: int, deadline: float) -> None:
 
     def enough(made: int, _: int) -> None:
         if made > _LEAST_DECODE * sequences and time.monotonic() > deadline:
-            raise _EnoughError
+            raise EnoughError
 
-    with suppress(_EnoughError):
+    with suppress(EnoughError):
         run.run(enough)
 
 

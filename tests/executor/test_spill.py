@@ -5,11 +5,9 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -32,21 +30,12 @@ from planner.kv_copies import KvCopies
 from planner.memory import account_device, aligned, smallest_budget, smallest_policy
 from planner.scenarios import pass_shapes
 from solvers.errors import BudgetError, RunError, UnsupportedError
-
-NEW_TOKENS = 6
-WORK = Workload(7, 12, NEW_TOKENS)
-
-
-def prompts_of(vocabulary: int) -> list[list[int]]:
-    draw = random.Random(11)
-    return [
-        [draw.randrange(3, vocabulary) for _ in range(length)] for length in (12, 1, 5, 12, 3, 9, 2)
-    ]
+from tests.spilled import NEW_TOKENS, WORK, greedy_of, prompts_of
 
 
 @pytest.fixture(scope="module")
 def expected(checkpoint_of: Callable[..., Path], helpers: Any) -> Callable[[str], list[list[int]]]:
-    return cache(lambda family: helpers.greedy(checkpoint_of(family), prompts_of(211), NEW_TOKENS))
+    return greedy_of(checkpoint_of, helpers)
 
 
 def below(model: ModelSpec, resident: int, **changes: Any) -> Policy:
