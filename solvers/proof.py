@@ -34,6 +34,7 @@ import numpy.typing as npt
 from solvers.errors import OptionError
 from solvers.outcome import Integers, Proof
 from solvers.problem import Problem
+from solvers.proof_arrays import refuse_arrays
 from solvers.proof_charged import charged_shares, refuse_malformed_charged
 from solvers.proof_host import host_shares, least_ns, refuse_malformed_host
 from solvers.proof_plan import PlanTimes, plan_shares, refuse_malformed_plan
@@ -169,14 +170,8 @@ def proven_ns(problem: Problem, proof: Proof) -> int | None:
 
 
 def _refuse_malformed(proof: Proof, passes: int, stages: int) -> None:
-    shapes = {"room": (stages,), "busy": (passes, stages)}
-    for name in ("room", "busy", "ahead", "held", *(() if proof.back is None else ("back",))):
-        array: Integers = getattr(proof, name)
-        wanted = shapes.get(name, (passes, stages))
-        if array.shape != wanted:
-            raise OptionError(f"a proof's {name} has the shape {array.shape} instead of {wanted}")
-        if any(type(value) is not int or value < 0 for value in array.ravel()):
-            raise OptionError(f"a proof's {name} holds something else than natural numbers")
+    names = ("busy", "ahead", "held", *(() if proof.back is None else ("back",)))
+    refuse_arrays(proof, {"room": (stages,), **dict.fromkeys(names, (passes, stages))})
     if proof.scale < 1 or proof.memory < 0 or proof.least_slots < 0:
         raise OptionError("a proof's scale, memory or slots are out of range")
 

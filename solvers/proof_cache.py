@@ -46,6 +46,7 @@ import numpy as np
 from solvers.errors import OptionError
 from solvers.outcome import CacheProof
 from solvers.problem import Problem
+from solvers.proof_arrays import refuse_arrays
 
 __all__ = ["proven_cached"]
 
@@ -150,13 +151,7 @@ def _uses(problem: Problem, run: range, *, ahead: bool) -> Iterator[_Use]:
 
 def _refuse_malformed(problem: Problem, proof: CacheProof) -> None:
     shape = problem.scenarios.lead_ns.shape
-    shapes = {"channel": shape[:1], "device": shape, "memory": shape}
-    for name, wanted in shapes.items():
-        array = getattr(proof, name)
-        if array.shape != wanted:
-            raise OptionError(f"a proof's {name} has the shape {array.shape} instead of {wanted}")
-        if any(type(value) is not int or value < 0 for value in array.ravel()):
-            raise OptionError(f"a proof's {name} holds something else than natural numbers")
+    refuse_arrays(proof, {"channel": shape[:1], "device": shape, "memory": shape})
     if proof.scale < 1:
         raise OptionError("a proof's scale is out of range")
     if problem.scenarios.host_work_ns is not None and problem.measure != "time":

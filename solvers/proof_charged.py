@@ -34,6 +34,7 @@ from solvers.errors import OptionError
 from solvers.outcome import ChargedProof, Integers
 from solvers.price import PARTS
 from solvers.problem import Problem
+from solvers.proof_arrays import refuse_arrays
 from solvers.proof_plan import PlanTimes
 
 __all__ = ["ChargedShares", "charged_shares", "extents", "gains", "refuse_malformed_charged"]
@@ -61,13 +62,8 @@ def refuse_malformed_charged(problem: Problem, proof: ChargedProof) -> None:
     the right shape."""
     if problem.price is None or problem.scenarios.host_work_ns is not None:
         raise OptionError("a proof charges copies ahead, and they have no price")
-    wanted = problem.scenarios.demand.shape[:2]
-    for name in ("late", "whole", "start", "fit"):
-        array: Integers = getattr(proof, name)
-        if array.shape != wanted:
-            raise OptionError(f"a proof's {name} has the shape {array.shape} instead of {wanted}")
-        if any(type(value) is not int or value < 0 for value in array.ravel()):
-            raise OptionError(f"a proof's {name} holds something else than natural numbers")
+    shape = problem.scenarios.demand.shape[:2]
+    refuse_arrays(proof, dict.fromkeys(("late", "whole", "start", "fit"), shape))
 
 
 def extents(problem: Problem) -> list[Int64]:

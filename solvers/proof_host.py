@@ -31,6 +31,7 @@ import numpy.typing as npt
 from solvers.errors import OptionError
 from solvers.outcome import HostProof, Integers, Proof
 from solvers.problem import Problem
+from solvers.proof_arrays import refuse_arrays
 
 __all__ = ["HostShares", "able", "host_shares", "least_ns", "refuse_malformed_host"]
 
@@ -72,13 +73,7 @@ def refuse_malformed_host(problem: Problem, proof: HostProof) -> None:
     the right shape."""
     if problem.scenarios.host_work_ns is None:
         raise OptionError("a proof has multipliers of a host, and there is none")
-    wanted = problem.scenarios.demand.shape[:2]
-    for name in ("work", "host"):
-        array: Integers = getattr(proof, name)
-        if array.shape != wanted:
-            raise OptionError(f"a proof's {name} has the shape {array.shape} instead of {wanted}")
-        if any(type(value) is not int or value < 0 for value in array.ravel()):
-            raise OptionError(f"a proof's {name} holds something else than natural numbers")
+    refuse_arrays(proof, dict.fromkeys(("work", "host"), problem.scenarios.demand.shape[:2]))
 
 
 def host_shares(problem: Problem, proof: Proof, gain: Int64) -> HostShares:

@@ -55,9 +55,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from solvers.errors import OptionError
 from solvers.outcome import Integers, PlanProof
 from solvers.problem import Problem
+from solvers.proof_arrays import refuse_arrays
 from solvers.proof_host import able
 
 __all__ = ["PlanShares", "PlanTimes", "plan_shares", "refuse_malformed_plan"]
@@ -153,12 +153,7 @@ def refuse_malformed_plan(plan: PlanProof, shape: tuple[int, int, int]) -> None:
         **dict.fromkeys(("late", "whole", "carry"), (passes, stages)),
         **dict.fromkeys(("chain", "wait", "sets"), (stages,)),
     }
-    for name, one in wanted.items():
-        array: Integers = getattr(plan, name)
-        if array.shape != one:
-            raise OptionError(f"a proof's {name} has the shape {array.shape} instead of {one}")
-        if any(type(value) is not int or value < 0 for value in array.ravel()):
-            raise OptionError(f"a proof's {name} holds something else than natural numbers")
+    refuse_arrays(plan, wanted)
 
 
 def plan_shares(
