@@ -20,7 +20,7 @@ from planner.sizes import typed_size
 from solvers.counting import counted
 from solvers.errors import StaleError
 
-__all__ = ["Comparison", "RateComparison", "Verification", "verify"]
+__all__ = ["REFINE", "Comparison", "RateComparison", "Verification", "verify"]
 
 
 _STEADY = 1.15
@@ -28,6 +28,12 @@ _STEADY = 1.15
 
 _FIRST_DECODE = 1
 """The pass behind the first prefill."""
+
+REFINE = (
+    "the costs of the profile are off for this run: 'moeplan profile PROFILE_DIR --refine TRACE "
+    "--out NEW_DIR' corrects them by it; plan from NEW_DIR then"
+)
+"""What a run outside of what was promised for it is good for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +172,7 @@ def verify(
             f"the plan is for {counted(asked, 'new token')}, the run made {measured.new_tokens:,}: "
             "times and bytes are not of the same work"
         )
-    drift = None
+    drift, steady = None, True
     if costs is not None and costs.reference_ns.value and trace.reference_ns:
         drift = statistics.median(trace.reference_ns) / costs.reference_ns.value
         if not 1 / _STEADY <= drift <= _STEADY:
@@ -175,19 +181,24 @@ def verify(
                 "as long as while profiling: other programs share the machine, or its clock "
                 "changed, so a prediction may be off; profile again when it is quiet"
             )
+            steady = False
     if "write_kv" in kinds and costs is not None and costs.kv_writes is None:
         notes.append(f"write_kv: {NOT_MEASURED}, and a write is slower; profile again")
     # each request's first new token comes out of prefill
     requests = plan.workload.requests if measured.requests is None else measured.requests
     decoded = max(measured.new_tokens - requests, 0)
     notes += _unequal(plan, trace)
+    speed = RateComparison.of(
+        plan.predicted.tokens_per_second, measured.new_tokens, measured.wall_ns
+    )
+    decode = RateComparison.of(plan.predicted.decode_tokens_per_second, decoded, measured.decode_ns)
+    outside = any(rate.error is not None and not rate.inside for rate in (speed, decode))
+    # what refining would refuse, or learn a busy machine from, is not advised
+    if outside and apart is None and steady and trace.inputs is not None:
+        notes.append(REFINE)
     return Verification(
-        tokens_per_second=RateComparison.of(
-            plan.predicted.tokens_per_second, measured.new_tokens, measured.wall_ns
-        ),
-        decode_tokens_per_second=RateComparison.of(
-            plan.predicted.decode_tokens_per_second, decoded, measured.decode_ns
-        ),
+        tokens_per_second=speed,
+        decode_tokens_per_second=decode,
         kinds=tuple(
             Comparison.of(kind, predicted.duration_by_kind_ns.get(kind, 0), spent.get(kind, 0))
             for kind in kinds

@@ -28,7 +28,7 @@ from planner.documents import (
     Workload,
     document_hash,
 )
-from profiler.verify import verify
+from profiler.verify import REFINE, verify
 from solvers.errors import StaleError
 
 SECOND = 10**9
@@ -95,6 +95,22 @@ def test_the_machine_s_drift_is_told() -> None:
     # a trace without them, or a profile that is gone, says nothing of it
     assert verify(plan, trace_of(plan), costs=costs).drift is None
     assert verify(plan, trace).drift is None
+
+
+def test_costs_that_are_off_name_what_corrects_them() -> None:
+    plan = plan_of()
+    # 8 tokens/s in decode, where 9 to 11 are promised
+    trace = dataclasses.replace(trace_of(plan), inputs=plan.inputs, reference_ns=(100,))
+    assert verify(plan, trace).notes == (REFINE,)
+    assert "--refine TRACE" in REFINE
+    quick = trace_of(plan, wall_ns=2 * SECOND, decode_ns=SECOND * 3 // 2)
+    assert verify(plan, dataclasses.replace(quick, inputs=plan.inputs)).notes == ()
+    # a busy machine, other work than planned, or a trace that says too little: nothing to learn
+    costs = cast(CostProfile, SimpleNamespace(reference_ns=Figure(80.0, "measured", 1.0, 9)))
+    assert REFINE not in verify(plan, trace, costs=costs).notes
+    other = dataclasses.replace(trace_of(plan, requests=2), inputs=plan.inputs)
+    assert REFINE not in verify(plan, other).notes
+    assert verify(plan, trace_of(plan)).notes == ()
 
 
 def test_writes_of_keys_and_values_show_their_error_and_what_they_were_priced_by() -> None:
