@@ -28,7 +28,7 @@ from executor.failures import out_of_memory
 from executor.generation import Generation
 from executor.outputs import Output, Piece
 from executor.prefetch import learned_tables
-from executor.prompts import Prompts, check_limit, check_stop, decode, encode
+from executor.prompts import Prompts, check_limit, check_prompts, check_stop, decode, encode
 from executor.reference import Reference
 from executor.routing import Recorded, check_recorded
 from executor.sampling import Sampler, Sampling
@@ -154,7 +154,8 @@ class Engine(Closing):
         OptionError
             As ``generate``.
         """
-        check_limit(plan.workload, max_new_tokens, None if prompts is None else len(prompts))
+        count = None if prompts is None else check_prompts(prompts)
+        check_limit(plan.workload, max_new_tokens, count)
         folder = Path(checkpoint or plan.locations.checkpoint)
         profile = None if profile is None else Path(profile)
         check_can_run(plan, folder)
@@ -285,7 +286,7 @@ class Engine(Closing):
     ) -> _Asked:
         plan, model = self.plan, self._source.model
         check_recorded(recorded, model, plan.policy)
-        limit = check_limit(plan.workload, max_new_tokens, len(prompts))
+        limit = check_limit(plan.workload, max_new_tokens, check_prompts(prompts))
         ids = encode(prompts, plan.workload, model, self._tokenizer)
         if sampling is not None:
             check_sampling(sampling, plan, model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
 
 from executor.tokenizer import Tokenizer
 from planner.documents import ModelSpec, Workload
@@ -13,6 +13,7 @@ from solvers.errors import CheckpointError, OptionError
 __all__ = [
     "Prompts",
     "check_limit",
+    "check_prompts",
     "check_stop",
     "check_tokens",
     "decode",
@@ -21,6 +22,35 @@ __all__ = [
 ]
 
 Prompts = Sequence[str] | Sequence[Sequence[int]]
+
+_WANTED = "give a list of texts or of lists of token ids"
+
+
+def check_prompts(prompts: object) -> int:
+    """How many prompts there are.
+
+    Raises
+    ------
+    OptionError
+        If they are no list.
+    """
+    if isinstance(prompts, str):
+        raise OptionError("prompts is one text; give a list of prompts")
+    items = _items(prompts)
+    if items is None:
+        raise OptionError(f"prompts is {prompts!r:.60}: {_WANTED}")
+    return len(items)
+
+
+def _items(value: object) -> list[object] | None:
+    """What a list, a tuple or an array holds; None of what holds nothing, or in no order, or once
+    only."""
+    if isinstance(value, str | bytes | bytearray | Mapping | Set) or not isinstance(value, Sized):
+        return None
+    try:
+        return list(value)  # type: ignore[call-overload,no-any-return]
+    except TypeError:  # an array of no dimension
+        return None
 
 
 def check_limit(
@@ -83,13 +113,11 @@ def encode(
         the model does not have. A text with more characters than its tokens could stand for is
         refused before it is tokenized.
     """
-    if isinstance(prompts, str):
-        raise OptionError("prompts is one text; give a list of prompts")
-    if not 1 <= len(prompts) <= workload.requests:
-        many = len(prompts) > 0
-        remedy = f"plan again with --requests {len(prompts)}" if many else "give one at least"
+    count = check_prompts(prompts)
+    if not 1 <= count <= workload.requests:
+        remedy = f"plan again with --requests {count}" if count else "give one at least"
         raise OptionError(
-            f"{counted(len(prompts), 'prompt')} are given; the plan is for 1 to "
+            f"{counted(count, 'prompt')} are given; the plan is for 1 to "
             f"{workload.requests}: {remedy}"
         )
     ids: list[list[int]] = []
@@ -103,12 +131,10 @@ def encode(
                 tokenizer(),
                 f"shorten it ({_most(workload, model)})",
             )
-        elif isinstance(prompt, Iterable):
-            tokens = [_whole(token, f"a token id of prompt {number}") for token in prompt]
+        elif (items := _items(prompt)) is not None:
+            tokens = [_whole(token, f"a token id of prompt {number}") for token in items]
         else:
-            raise OptionError(
-                f"prompt {number} is {prompt!r:.60}: give a list of texts or of lists of token ids"
-            )
+            raise OptionError(f"prompt {number} is {prompt!r:.60}: {_WANTED}")
         check_tokens(number, tokens, model.vocab_size)
         if len(tokens) > workload.prompt_tokens:
             fits = len(tokens) + workload.new_tokens <= model.max_context
@@ -137,8 +163,8 @@ def encode_text(
     Raises
     ------
     OptionError
-        If it has more characters than ``most_tokens`` tokens could stand for, which is seen before
-        it is tokenized; ``remedy`` ends the message.
+        If it is no text that a file could hold, or has more characters than ``most_tokens`` tokens
+        could stand for, which is seen before it is tokenized; ``remedy`` ends the message.
     """
     if len(text) > most_tokens * tokenizer.longest:
         raise OptionError(
@@ -146,6 +172,8 @@ def encode_text(
             f"{counted(most_tokens, 'token')} (of at most "
             f"{counted(tokenizer.longest, 'character')}) hold: {remedy}"
         )
+    if not _is_utf8(text):
+        raise OptionError(f"prompt {number} holds half a surrogate pair, which is no character")
     return tokenizer.encode(text)
 
 
@@ -181,12 +209,15 @@ def check_stop(
     """
     if isinstance(stop, str):
         raise OptionError("stop is one text; give a list of texts and token ids")
-    texts = tuple(one for one in stop if isinstance(one, str))
-    tokens = frozenset(one for one in stop if not isinstance(one, str))
+    if not isinstance(stop, Iterable):
+        raise OptionError(f"stop is {stop!r:.60}: give a list of texts and token ids")
+    given = list(stop)
+    texts = tuple(one for one in given if isinstance(one, str))
+    tokens = frozenset(_whole(one, "a stop token") for one in given if not isinstance(one, str))
     if "" in texts:
         raise OptionError("an empty text cannot stop a sequence")
     for text in texts:
-        if any("\ud800" <= character <= "\udfff" for character in text):
+        if not _is_utf8(text):
             raise OptionError(f"stop text {text!r} is not UTF-8, which every output is")
     for token in tokens:
         if not 0 <= token < vocab_size:
@@ -196,6 +227,10 @@ def check_stop(
     if texts:
         tokenizer()
     return tokens, texts
+
+
+def _is_utf8(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def decode(ids: Sequence[int], tokenizer: Callable[[], Tokenizer]) -> str:

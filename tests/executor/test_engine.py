@@ -249,6 +249,7 @@ def test_refuses_families_by_name(checkpoint: Path) -> None:
         ([[3]], 7, "--new-tokens 7"),
         ([[3]], 0, "1 to 6"),
         (["text"], 6, "no tokenizer.json"),
+        (3, 6, "prompts is 3: give a list"),
     ],
 )
 def test_refuses_what_the_plan_is_not_for(
@@ -547,6 +548,7 @@ def test_logits_that_are_no_numbers_end_a_run(
         ({"prompts": [[5]] * 5}, "5 prompts"),
         ({"prompts": [[5] * 9]}, "has 9 tokens"),
         ({"prompts": [[10**6]]}, "outside the vocabulary"),
+        ({"prompts": 3}, "prompts is 3: give a list"),
     ],
 )
 def test_what_is_asked_is_refused_before_weights_are_loaded(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from executor.prompts import check_limit, encode
+from executor.prompts import check_limit, check_stop, encode
 from planner.documents import Workload
 from solvers.errors import OptionError
 
@@ -38,6 +38,16 @@ def test_whole_numbers_of_any_library_are_taken() -> None:
         # the ids of one prompt, where a list of prompts is wanted
         ([1, 2], "prompt 1 is 1: give a list of texts or of lists of token ids"),
         ([[1], None], "prompt 2 is None: give a list of texts or of lists of token ids"),
+        ([b"ab"], "prompt 1 is b'ab': give a list of texts or of lists of token ids"),
+        ([[1], {2: 3}], "prompt 2 is {2: 3}: give a list of texts or of lists of token ids"),
+        ([np.array(3)], "prompt 1 is array(3): give a list of texts or of lists of token ids"),
+        (3, "prompts is 3: give a list of texts or of lists of token ids"),
+        (None, "prompts is None: give a list of texts or of lists of token ids"),
+        (b"ab", "prompts is b'ab': give a list of texts or of lists of token ids"),
+        ({"a": 1}, "prompts is {'a': 1}: give a list of texts or of lists of token ids"),
+        (np.array(3), "prompts is array(3): give a list of texts or of lists of token ids"),
+        (iter([[1]]), "prompts is <list_iterator object"),
+        ("a", "prompts is one text; give a list of prompts"),
     ],
 )
 def test_bad_prompts_are_one_line_that_helps(prompts: Any, words: str) -> None:
@@ -59,4 +69,24 @@ def test_bad_prompts_are_one_line_that_helps(prompts: Any, words: str) -> None:
 def test_bad_numbers_of_new_tokens_are_one_line_that_helps(limit: Any, words: str) -> None:
     with pytest.raises(OptionError) as error:
         check_limit(WORKLOAD, limit, 2)
+    assert str(error.value) == words
+
+
+def test_half_a_surrogate_pair_is_no_text() -> None:
+    tokenizer: Any = SimpleNamespace(longest=9)
+    with pytest.raises(OptionError, match="prompt 2 holds half a surrogate pair"):
+        encode([[1], "a\ud800"], WORKLOAD, MODEL, lambda: tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("stop", "words"),
+    [
+        (3, "stop is 3: give a list of texts and token ids"),
+        ([1.5], "1.5 is given as a stop token: give a whole number"),
+        ([None], "None is given as a stop token: give a whole number"),
+    ],
+)
+def test_bad_stops_are_one_line_that_helps(stop: Any, words: str) -> None:
+    with pytest.raises(OptionError) as error:
+        check_stop(stop, MODEL.vocab_size, lambda: pytest.fail("no text is among them"))
     assert str(error.value) == words
