@@ -56,10 +56,13 @@ def _speaks(member: Any) -> bool:
 
 def _entry(name: str, value: Any, level: str) -> str:
     function = getattr(value, "__func__", value)
-    signature = "" if isinstance(value, property) else str(inspect.signature(function))
+    # an error is raised by moeplan, not made by who reads this
+    bare = isinstance(value, property) or (inspect.isclass(value) and issubclass(value, Exception))
+    signature = "" if bare else str(inspect.signature(function))
     # defaults that are objects of this process have no lasting name
     signature = re.sub(r"<function (\w+)>", r"\1", re.sub(r" at 0x[0-9a-f]+", "", signature))
     signature = re.sub(r"(: |-> )'([^']*)'", r"\1\2", signature)
+    signature = re.sub(r"ForwardRef\('([^']*)'\)", r"\1", signature)
     said = inspect.getdoc(value)
     return f"{level} {name}\n```python\n{name}{signature}\n```\n```text\n{said}\n```"
 

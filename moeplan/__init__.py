@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from executor import Engine, Sampling, open_weights, pack
+    from executor import Engine, Output, Piece, Sampling, open_weights, pack
     from executor.synth import write_synthetic
     from planner.check import check_plan
     from planner.checkpoint import read_checkpoint
@@ -23,9 +23,13 @@ if TYPE_CHECKING:
     from planner.profiles import Profile, load_profile
     from planner.solve import make_plan
     from profiler import profile_checkpoint, verify
+    from solvers.errors import CancelledError
 
 __all__ = [
+    "CancelledError",
     "Engine",
+    "Output",
+    "Piece",
     "Plan",
     "Profile",
     "Sampling",
@@ -48,7 +52,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "CancelledError": "solvers.errors",
     "Engine": "executor",
+    "Output": "executor",
+    "Piece": "executor",
     "Plan": "planner.documents",
     "Profile": "planner.profiles",
     "Sampling": "executor",

@@ -14,6 +14,8 @@ from types import SimpleNamespace
 import pytest
 from typer.main import get_command
 
+import moeplan
+from executor import outputs
 from moeplan.commands import app
 from planner.objectives import OBJECTIVES
 from solvers import errors
@@ -118,3 +120,10 @@ def test_the_reference_is_what_the_code_says(monkeypatch: pytest.MonkeyPatch) ->
     spec.loader.exec_module(generate)
     monkeypatch.setattr(sys, "argv", ["generate.py", "--check"])
     assert generate.main() == 0
+
+
+def test_what_a_run_gives_back_and_raises_is_a_public_name() -> None:
+    page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    for name, home in (("Output", outputs), ("Piece", outputs), ("CancelledError", errors)):
+        assert getattr(moeplan, name) is getattr(home, name)
+        assert f"\n## {name}\n" in page
