@@ -174,7 +174,8 @@ class Client:
             What is planned.
         **options
             ``solver``, ``objective``, ``then``, ``tolerance``, ``time_limit_seconds``, ``seed``,
-            ``kv``, ``predictors``, ``allow_error``; those that are None are left out.
+            ``kv``, ``predictors``, ``allow_error``, ``profile_folder`` (where the profile lies
+            here, which the plan then says); those that are None are left out.
         """
         work = {k: v for k, v in to_json(workload).items() if k not in ("kind", "version")}
         given = {name: value for name, value in options.items() if value is not None}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 from typing import Annotated, Any
 
 import typer
 
 from moeplan.commands.common import searches
-from planner.documents import Locations, Plan, Workload
+from planner.documents import Plan, Workload
 from planner.kv import Place
 from planner.profiles import Profile
 from solvers.errors import MoeplanError
@@ -29,6 +28,7 @@ _CALLED = {
     "workload.attention_sinks": "--attention-sinks",
     "allow_error": "--allow-error",
     "predictors": "--no-predictors",
+    "profile_folder": "PROFILE_DIR",
     **{name: f"--{name}" for name in ("solver", "objective", "then", "tolerance", "seed", "kv")},
 }
 """What the command calls what the service is asked with."""
@@ -95,6 +95,8 @@ def plan_at(
             kv=None if kv == "auto" else kv,
             predictors=predictors,
             allow_error=allowed_error(profile),
+            # so that the service has the very plan of the file, and takes traces of its runs
+            profile_folder=str(profile.folder),
         )
         try:
             done = client.wait(job.id, told, lost)
@@ -103,8 +105,4 @@ def plan_at(
                 client.cancel(job.id)
             raise
         plan: Plan = client.plan(done.result)
-    # where things lie here, as if it had been made here
-    index = profile.index
-    return dataclasses.replace(
-        plan, locations=Locations(str(profile.folder), index.checkpoint, index.store)
-    )
+    return plan

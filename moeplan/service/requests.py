@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -24,7 +25,7 @@ from moeplan.commands.common import (
     searches,
 )
 from moeplan.service.problems import Refusal
-from planner.documents import MOST_REQUESTS
+from planner.documents import MOST_REQUESTS, printable
 from planner.forms import allowed_ppb
 from planner.kv import KV_PLACES
 from planner.objectives import OBJECTIVES
@@ -41,6 +42,7 @@ __all__ = [
     "PlanRequest",
     "ProfileUpload",
     "RoutingUpload",
+    "Shown",
     "Strict",
     "WorkloadBody",
 ]
@@ -70,6 +72,15 @@ def _one_of(values: tuple[str, ...]) -> Any:
         pattern=f"^({'|'.join(values)})$", json_schema_extra={"enum": list(values)}, max_length=40
     )
 
+
+def _printable(text: str | None) -> str | None:
+    if text is not None and not printable(text):
+        raise ValueError("holds control characters")
+    return text
+
+
+Shown = AfterValidator(_printable)
+"""A text that people are shown as it is."""
 
 Solver = Annotated[str, _one_of(names())]
 ObjectiveName = Annotated[str, _one_of(OBJECTIVES)]
@@ -175,9 +186,11 @@ class _Search(Strict):
             except OptionError as error:
                 raise no_effect("body.allow_error", str(error)) from error
         asked = self.model_dump()
-        for name in ("kv", "predictors", "allow_error"):
-            if getattr(self, name) == type(self).model_fields[name].default:
-                del asked[name]  # so that what was asked for before these could be is the same job
+        for name in ("kv", "predictors", "allow_error", "profile_folder"):
+            if asked.get(name) is None:
+                asked.pop(
+                    name, None
+                )  # so that what was asked for before these could be is the same job
         return {
             **asked,
             "tolerance": DEFAULT_TOLERANCE if self.tolerance is None else self.tolerance,
@@ -190,6 +203,10 @@ class PlanRequest(_Search):
 
     solver: Solver = "cpsat"
     objective: ObjectiveName = "throughput"
+    profile_folder: Annotated[str, Field(min_length=1, max_length=4096), Shown] | None = Field(
+        default=None,
+        description="Where the profile lies for whoever asks, which the plan says then.",
+    )
 
     def inputs(self) -> dict[str, Any]:
         """Of the job.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from moeplan.commands.common import plain
@@ -71,6 +72,10 @@ def _plan(store: Store, inputs: dict[str, Any], tell: Telling) -> Made:
         )
 
     made = plan_of(profile, inputs, progress=progress)
+    folder = inputs.get("profile_folder")
+    if folder is not None:
+        # no path of this machine, and never opened here
+        made = replace(made, locations=replace(made.locations, profile=folder))
     entry = plan_entry(made, profile, inputs["profile"])
     return [entry], entry.hash
 

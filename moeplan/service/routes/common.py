@@ -11,7 +11,6 @@ from typing import Annotated, Any, TypeVar, cast, get_args, get_origin
 from fastapi import Depends, Path, Query
 from fastapi.exceptions import HTTPException
 from fastapi.routing import APIRoute
-from pydantic import AfterValidator
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,9 +18,10 @@ from starlette.responses import Response
 from moeplan.service.answers import Answers
 from moeplan.service.metrics import Metrics
 from moeplan.service.problems import Refusal, problem, problem_of
+from moeplan.service.requests import Shown
 from moeplan.service.store import Job, Store
 from moeplan.service.views import JobView
-from planner.documents import Document, parse_document, printable
+from planner.documents import Document, parse_document
 from planner.files import loads_once
 from solvers.errors import MoeplanError
 
@@ -90,19 +90,11 @@ Digest = Annotated[
 ]
 
 
-def _shown(text: str | None) -> str | None:
-    if text is not None and not printable(text):
-        raise ValueError("holds control characters")
-    return text
-
-
 PageLimit = Annotated[int, Query(ge=1, le=200)]
 After = Annotated[
     str | None, Query(pattern=r"^[0-9a-f]{64}$", description="'next' of the page before.")
 ]
-Search = Annotated[
-    str | None, Query(max_length=200, description="Part of the name."), AfterValidator(_shown)
-]
+Search = Annotated[str | None, Query(max_length=200, description="Part of the name."), Shown]
 
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]

@@ -172,6 +172,9 @@ def test_a_path_in_an_upload_reaches_no_file(client: TestClient, upload: Body) -
         ({"allow_error": 1.5}, "body.allow_error"),
         ({"allow_error": 1e-12}, "body.allow_error"),
         ({"allow_error": "1%"}, "body.allow_error"),
+        ({"profile_folder": ""}, "body.profile_folder"),
+        ({"profile_folder": "a\x1b[2J"}, "body.profile_folder"),
+        ({"profile_folder": "a" * 4097}, "body.profile_folder"),
         ({"unknown": 1}, "body.unknown"),
     ],
 )
@@ -184,7 +187,9 @@ def test_plans_that_are_not_asked_for_well(
 
 def test_a_request_that_leaves_a_later_option_out_is_the_job_that_it_was(plan_request: Any) -> None:
     asked = PlanRequest.model_validate(plan_request("0" * 64))
-    assert not {"kv", "predictors", "allow_error"} & set(asked.inputs())
+    assert not {"kv", "predictors", "allow_error", "profile_folder"} & set(asked.inputs())
+    there = {"profile_folder": "/home/me/profile"}
+    assert asked.model_copy(update=there).inputs() == {**asked.inputs(), **there}
     later = {"kv": "below", "predictors": True, "allow_error": 0.01}
     assert asked.model_copy(update=later).inputs() == {**asked.inputs(), **later}
     body = plan_request("0" * 64)

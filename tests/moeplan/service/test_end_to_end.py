@@ -16,7 +16,7 @@ import pytest
 
 from moeplan import cli
 from moeplan.client import Client
-from planner.documents import Workload, document_hash
+from planner.documents import Plan, Trace, Workload, document_hash, load_document
 from planner.forms import allowing
 from planner.profiles import load_profile
 from planner.solve import make_plan
@@ -179,6 +179,23 @@ def test_the_command_prints_and_writes_the_same_there_and_here(
         results.append((text, (tmp_path / "plan.json").read_bytes()))
         (tmp_path / "plan.json").unlink()
     assert results[0] == results[1]
+
+
+def test_a_plan_that_was_made_there_is_known_there_by_the_hash_of_its_file(
+    made: SimpleNamespace, client: Client, tmp_path: Path
+) -> None:
+    """So that the trace of its run is taken, and its page is found."""
+    file, trace = tmp_path / "plan.json", tmp_path / "trace.json"
+    argv = ("plan", made.profile, "--memory", made.memory, "--requests", 4, "--prompt-tokens", 14)
+    argv += ("--new-tokens", 4, "--solver", "fifo", "--out", file, "--server", client.url)
+    assert run(*argv)[0] == 0
+    plan = load_document(Plan, file)
+    assert plan.locations.profile == str(made.profile)
+    assert client.plan(document_hash(plan)) == plan
+    assert run("run", file, "--prompts", made.prompts, "--trace", trace)[0] == 0
+    digest = client.upload_trace(load_document(Trace, trace))
+    (listed,) = client.get("traces", search=document_hash(plan))["items"]
+    assert listed["hash"] == digest
 
 
 def test_forms_of_experts_are_chosen_there_as_here(
