@@ -184,13 +184,16 @@ def solve_joint(problem: Problem, limits: Limits) -> Joint:
     Raises
     ------
     OptionError
-        If the instance is too large, or measures something else than time.
+        If the instance is too large, measures something else than time, or has a price of copies
+        ahead: those in vain, which it may pay for, are not in the model.
     """
     count = _chunks(problem)
     if count > MOST_CHUNKS:
         raise OptionError(f"the joint model is for at most {MOST_CHUNKS} chunks, not {count}")
     if problem.measure != "time":
         raise OptionError(f"the joint model measures time, not {problem.measure}")
+    if problem.price is not None:
+        raise OptionError("the joint model copies nothing in vain, and copies ahead have a price")
     built = _Model(problem)
     solver = repeatable_solver(limits)
     status = solver.solve(built.model)

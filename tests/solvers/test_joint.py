@@ -15,6 +15,7 @@ from solvers.host import physical_bound
 from solvers.joint import solve_joint
 from solvers.outcome import Stop
 from solvers.policies import every_policy
+from solvers.price import AheadPrice
 from solvers.problem import Problem, Stage, Unit
 from solvers.registry import Limits, load
 from solvers.relaxation import relax
@@ -252,6 +253,11 @@ def test_what_it_cannot_do_is_refused(make: Any) -> None:
     stages = (Stage(None, (make.unit(1, 1),) * 50),) * 5
     with pytest.raises(OptionError, match="at most 200 chunks, not 250"):
         solve_joint(Problem(stages, wide, 10, 1), LIMITS)
+    shape = problem.scenarios.demand.shape
+    nothing = np.zeros(shape[:2], dtype=np.int64)
+    price = AheadPrice(np.zeros(shape, dtype=np.int64), nothing, nothing[:, 0])
+    with pytest.raises(OptionError, match="copies ahead have a price"):
+        solve_joint(problem.replace(price=price, correction_ns=0 * problem.copy_ns), LIMITS)
 
 
 def in_chunks(problem: Problem, seed: int) -> Problem:
