@@ -40,7 +40,8 @@ class Generation:
     end_tokens
         Tokens that end a sequence; such a token is still part of the output.
     ahead
-        Keep, too, what each router says one MoE layer ahead (dense parts must be resident).
+        Keep, too, what each router says one MoE layer ahead, as of ``RoutingLog``; not where keys
+        and values are copied batch by batch.
     sampler
         Draws tokens; None: the likeliest is taken.
     texts

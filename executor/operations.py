@@ -154,8 +154,8 @@ class Operations:
         return scores[0] if len(scores) == 1 else torch.cat(scores)
 
     def look_ahead(self, layer: int) -> torch.Tensor:
-        """What the router of ``layer``, a later one, says of the input of this layer's: experts
-        [tokens, top_k]. Its dense part must be bound."""
+        """What the router of ``layer``, a later one, says of the input of the last one's: experts
+        [tokens, top_k]. Its dense part must be bound, and no attention have begun since."""
         normed = self._state.normed
         parts = [
             self._adapter.route(layer, normed[first : first + ROUTER_TILE_ROWS])[1]

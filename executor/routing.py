@@ -83,7 +83,7 @@ class RoutingLog:
         Whose routers.
     ahead
         Keep, too, what each router says of the hidden state of the MoE layer before. Dense parts
-        must be resident.
+        must be resident, or no layer without experts lie between.
     """
 
     def __init__(self, model: ModelSpec, *, ahead: bool = False) -> None:
@@ -118,8 +118,9 @@ class RoutingLog:
         self._experts[-1][:, column] = device.operations.chosen.cpu().numpy()
 
     def look_ahead(self, layer: int, device: Device) -> None:
-        """What the next MoE layer's router says of the hidden state that ``layer`` has routed."""
-        column = self._column[layer] + 1
+        """``layer`` begins: what the next router, its own or a later one's, says of the hidden
+        state that the layer before has routed, which is there until attention begins."""
+        column = self._column.get(layer - 1, len(self.moe_layers)) + 1
         if self._ahead is not None and column < len(self.moe_layers):
             following = device.operations.look_ahead(self.moe_layers[column])
             self._ahead[-1][:, column] = following.cpu().numpy()

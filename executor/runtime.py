@@ -29,7 +29,8 @@ class Runtime:
     routed
         Called after each router with the layer; for recording routing.
     aside
-        Likewise, but what it does counts with no operation.
+        Called as each layer begins, once its dense part is there; what it does counts with no
+        operation. Keys and values must not be copied batch by batch.
     predict
         Called after each router with pass and layer: what a predictor now says of a later layer.
     """
@@ -104,6 +105,9 @@ class Runtime:
         slot = self._wait(dense, "wait_dense", pass_index)
         if slot is not None:
             self._device.bind_dense(dense, slot)
+        if self._aside is not None:
+            self._aside(layer)
+            self._recorder.resume()
         if not state.tokens:
             # an encoder's, in a pass in which no sequence begins
             transfers.release_dense(layer)
@@ -139,9 +143,6 @@ class Runtime:
             self._host.begin(routed.hosted)
         self._routed(layer)
         record("router", pass_index, layer, -1, state.tokens)
-        if self._aside is not None:
-            self._aside(layer)
-            self._recorder.resume()
         for unit in (*routed.ready, *routed.demanded):
             slot = self._wait(unit, "wait_expert", pass_index)
             operations.expert(unit.item, self._device.expert(unit, slot))

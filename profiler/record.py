@@ -148,8 +148,8 @@ def record_routing(
     most_seconds
         No further pass is begun after this, once there is prefill and a few passes of decode.
     ahead
-        Keep, too, what each router says one MoE layer ahead, if all dense parts fit; with an
-        encoder nobody is asked.
+        Keep, too, what each router says one MoE layer ahead. Where dense parts do not all fit and
+        layers without experts lie between others, nobody is asked, nor with an encoder.
     backend
         Kind of device; the CPU if not given.
     threads
@@ -183,7 +183,7 @@ def record_routing(
         )
     policy, workload = replace(found[0], threads=threads), found[1]
     stay = all(layer.dense_resident for layer in policy.layers)
-    ahead = ahead and stay and not model.encoder
+    ahead = ahead and (stay or _together(model)) and not model.encoder
     with torch.inference_mode():
         device = Device(source, policy, workload, memory_bytes, backend=backend)
     begun = time.monotonic()
@@ -200,6 +200,12 @@ def record_routing(
         # step by step, as decode passes embed them
         tokens += [token for step in zip(*run.results, strict=True) for token in step]
     return Recording(_joined(parts, workload.requests), tuple(tokens))
+
+
+def _together(model: ModelSpec) -> bool:
+    """Whether no layer without experts lies between two that have them."""
+    layers = model.moe_layers
+    return not layers or layers[-1] - layers[0] == len(layers) - 1
 
 
 def _run(run: Generation, sequences: int, deadline: float) -> None:

@@ -25,6 +25,14 @@ COMMON: dict[str, Any] = {
     "pad_token_id": None,
     "tie_word_embeddings": False,
 }
+QWEN3: dict[str, Any] = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "intermediate_size": 96,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
 SHAPES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "mixtral": (
         transformers.MixtralConfig,
@@ -41,16 +49,13 @@ SHAPES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "qwen3_moe": (
         transformers.Qwen3MoeConfig,
         transformers.Qwen3MoeForCausalLM,
-        {
-            "num_hidden_layers": 3,
-            "num_experts": 6,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 40,
-            "intermediate_size": 96,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-            "mlp_only_layers": [0],
-        },
+        {**QWEN3, "num_hidden_layers": 3, "mlp_only_layers": [0]},
+    ),
+    # each other layer has experts
+    "interleaved": (
+        transformers.Qwen3MoeConfig,
+        transformers.Qwen3MoeForCausalLM,
+        {**QWEN3, "num_hidden_layers": 4, "decoder_sparse_step": 2},
     ),
 }
 

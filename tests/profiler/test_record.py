@@ -13,13 +13,13 @@ import torch
 import transformers
 
 from executor.source import open_weights
-from planner.documents import Workload
+from planner.documents import ModelSpec, Workload
 from planner.memory import smallest_budget
 from planner.model_spec import read_model
 from planner.profiles import load_profile
 from profiler import profile_checkpoint
 from profiler.effort import Effort
-from profiler.record import longest_prompt, record_routing
+from profiler.record import longest_prompt, record_routing, recording_policy
 from solvers.errors import BudgetError
 
 NEW_TOKENS = 16
@@ -59,15 +59,30 @@ def test_own_prompts_are_cut_to_the_budget(
         profile_checkpoint(folder, tmp_path / "q", memory_bytes=memory, prompts=asked)
 
 
+def least(model: ModelSpec, longest: int, new_tokens: int) -> int:
+    """A budget of which no dense part stays."""
+    workload = Workload(1, longest, new_tokens)
+    memory = smallest_budget(model, workload, 4)
+    found = recording_policy(model, workload, memory)
+    assert found is not None
+    assert not any(layer.dense_resident for layer in found[0].layers)
+    return memory
+
+
+@pytest.mark.parametrize(
+    ("family", "all_stay"),
+    [("mixtral", True), ("mixtral", False), ("qwen3_moe", False), ("interleaved", True)],
+)
 def test_what_routers_say_ahead_is_transformers_own(
-    checkpoint: Callable[[str], Path], prompts: list[list[int]]
+    checkpoint: Callable[[str], Path], prompts: list[list[int]], family: str, all_stay: bool
 ) -> None:
     """The input of each router, taken from transformers' model, times the next one's weights."""
-    folder = checkpoint("mixtral")
+    folder = checkpoint(family)
     with open_weights(folder) as source:
-        arrays = record_routing(source, prompts[:3], 1 << 30, new_tokens=1, ahead=True).arrays
+        memory = 1 << 30 if all_stay else least(source.model, max(map(len, prompts[:3])), 1)
+        arrays = record_routing(source, prompts[:3], memory, new_tokens=1, ahead=True).arrays
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-    gates = [layer.mlp.gate for layer in model.model.layers]
+    gates = [layer.mlp.gate for layer in model.model.layers if hasattr(layer.mlp, "gate")]
     inputs: list[torch.Tensor] = []
     for gate in gates:
         gate.register_forward_pre_hook(lambda _, given: inputs.append(given[0].flatten(0, -2)))
@@ -81,3 +96,22 @@ def test_what_routers_say_ahead_is_transformers_own(
             logits = inputs[layer - 1].clone() @ gates[layer].weight.detach().T
             chosen = logits.topk(rows.shape[2]).indices.sort().values
             np.testing.assert_array_equal(np.sort(rows[:, layer]), chosen.numpy())
+
+
+def test_what_routers_say_ahead_is_the_same_where_dense_parts_stream(
+    checkpoint: Callable[[str], Path], prompts: list[list[int]]
+) -> None:
+    """Prefill and decode; with a layer without experts between, whose attention overwrites what
+    would be asked about, nobody is asked."""
+    said = []
+    with open_weights(checkpoint("mixtral")) as source:
+        for memory in (1 << 30, least(source.model, len(prompts[0]), 4)):
+            arrays = record_routing(source, prompts[:1], memory, new_tokens=4, ahead=True).arrays
+            assert arrays.ahead is not None
+            said.append(np.sort(arrays.ahead))
+    assert len(said[0]) == len(prompts[0]) + 3
+    np.testing.assert_array_equal(said[0], said[1])
+    with open_weights(checkpoint("interleaved")) as source:
+        memory = least(source.model, len(prompts[0]), 1)
+        recorded = record_routing(source, prompts[:1], memory, new_tokens=1, ahead=True)
+    assert recorded.arrays.ahead is None
