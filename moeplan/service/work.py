@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -58,6 +59,7 @@ def carry_out(store: Store, job: Job, tell: Telling) -> Made:
 
 
 def _plan(store: Store, inputs: dict[str, Any], tell: Telling) -> Made:
+    began = time.monotonic()
     profile = within(kept_profile(store, inputs["profile"]), inputs)
 
     def progress(stage: str, objective: int, bound: int | None) -> None:
@@ -71,7 +73,9 @@ def _plan(store: Store, inputs: dict[str, Any], tell: Telling) -> Made:
             }
         )
 
-    made = plan_of(profile, inputs, progress=progress)
+    # what a plan is made from counts, too
+    left = max(inputs["time_limit_seconds"] - (time.monotonic() - began), 0.001)
+    made = plan_of(profile, inputs, progress=progress, cap_seconds=left)
     folder = inputs.get("profile_folder")
     if folder is not None:
         # no path of this machine, and never opened here

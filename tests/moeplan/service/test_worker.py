@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from moeplan.service import work as work_module
 from moeplan.service import worker as module
 from moeplan.service.errors import StoreFullError
 from moeplan.service.store import Job, Store
@@ -136,3 +140,35 @@ def test_a_job_that_has_just_ended_is_no_lost_lease(
     monkeypatch.setattr(module, "_end", lambda: ended.append(1))
     assert work(told).state == ("done" if ending == "finish" else "failed")
     assert ended == []
+
+
+def test_reading_the_profile_is_of_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, caps = iter([10.0, 10.75]), []
+
+    def plan_of(*_: Any, cap_seconds: float, **__: Any) -> None:
+        caps.append(cap_seconds)
+        raise OptionError("enough")
+
+    monkeypatch.setattr(work_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(work_module, "kept_profile", lambda *_: None)
+    monkeypatch.setattr(work_module, "plan_of", plan_of)
+    inputs = {"profile": "0" * 64, "time_limit_seconds": 2.0}
+    with pytest.raises(OptionError, match="enough"):
+        work_module.KINDS["plan"](cast(Store, None), inputs, lambda _: None)
+    assert caps == [1.25]
+
+
+def test_a_worker_loads_what_it_needs_before_it_gives_way() -> None:
+    code = (
+        "import sys\nfrom moeplan.service import worker\n"
+        "needed = {'moeplan.service.work', 'planner.solve', 'ortools'}\n"
+        "worker._give_way = lambda: sys.exit(sorted(needed - set(sys.modules)) or 0)\n"
+        "worker.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=WorkerSettings("sqlite://").to_line(),
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
