@@ -111,7 +111,7 @@ class Generation:
         )
         self._pass_ns: list[int] = []
         self._prefill_ns = self._decode_ns = self._wall_ns = 0
-        self._bytes_before = device.bytes_read
+        self._bytes_before = device.bytes_read, device.embedding.bytes_read
 
     def run(self, progress: Callable[[int, int], None] | None) -> None:
         """Run all prompts to their ends.
@@ -214,6 +214,7 @@ class Generation:
     def totals(self) -> TraceTotals:
         """Sums over the passes that have run."""
         recorder, ledger = self.recorder, self._device.ledger
+        before, rows_before = self._bytes_before
         return TraceTotals(
             wall_ns=self._wall_ns,
             prefill_ns=self._prefill_ns,
@@ -221,7 +222,7 @@ class Generation:
             prompt_tokens=sum(map(len, self._prompts)),
             new_tokens=sum(map(len, self.results)),
             passes=len(self._pass_ns),
-            bytes_read=self._device.bytes_read - self._bytes_before,
+            bytes_read=self._device.bytes_read - before,
             wasted_prefetch_bytes=self._transfers.wasted_bytes,
             served=dict(sorted(self._schedule.served.items())),
             bubble_inter_layer_ns=recorder.total_ns("wait_dense") + recorder.total_ns("wait_kv"),
@@ -233,6 +234,7 @@ class Generation:
             device_budget_bytes=ledger.budget_bytes,
             process_peak_bytes=peak_resident_bytes(),
             requests=len(self._prompts),
+            embedding_bytes=self._device.embedding.bytes_read - rows_before,
         )
 
 

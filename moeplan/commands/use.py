@@ -310,6 +310,9 @@ def verify(
             reporter.show(Text(f"tokens/s {label}: {lies}"))
     reporter.show(Text(f"not accounted for: {human_time(found.unaccounted_ns)} of compute's time"))
     totals = trace.totals
+    if found.embedding_bytes:
+        rows = human_bytes(found.embedding_bytes)
+        reporter.show(Text(f"rows of the embedding: {rows} read beside what was copied"))
     if totals.wasted_prefetch_bytes:
         vain, read = human_bytes(totals.wasted_prefetch_bytes), human_bytes(totals.bytes_read)
         reporter.show(Text(f"copied ahead in vain: {vain} of {read}"))

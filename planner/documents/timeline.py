@@ -119,7 +119,8 @@ class TraceTotals:
     """Sums over a whole run, whether or not each of its events was kept.
 
     ``requests`` is how many prompts were run; None in traces of an older moeplan. ``served`` counts
-    active experts by how they were met, over all stages of all passes.
+    active experts by how they were met, over all stages of all passes. ``embedding_bytes`` of
+    ``bytes_read`` were rows of the embedding; None in traces of an older moeplan.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -142,6 +143,7 @@ class TraceTotals:
     process_peak_bytes: Bytes
     requests: Count | None = None
     served: Keyed[ServedAs, Count] = field(default_factory=dict)
+    embedding_bytes: Added[Bytes] = None
 
 
 @dataclass(frozen=True)

@@ -398,6 +398,26 @@ def test_trace_adds_up(plan: Plan, helpers: Any) -> None:
         assert max(rows) == tokens
 
 
+def test_rows_of_the_embedding_are_read_beside_copies(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows_read = []
+    for kept in (1 << 20, 1):  # all rows, and one at a time
+        monkeypatch.setattr("executor.embedding.EMBEDDING_CACHE_BYTES", kept)
+        with Engine.from_plan(plan) as engine:
+            engine.generate([[5, 9, 101], [7]], 3)
+            trace = engine.trace()
+        assert trace.totals.embedding_bytes is not None
+        rows_read.append(trace.totals.embedding_bytes)
+        copied = sum(
+            event.size_bytes for event in trace.timeline.events() if event.channel == "disk"
+        )
+        assert copied <= trace.totals.bytes_read - rows_read[-1]
+    # one by one those of four tokens, in whole blocks, and of those that were made
+    assert rows_read[0] == 0
+    assert rows_read[1] >= 4 * 4096
+
+
 @pytest.mark.parametrize("seed", range(16))
 def test_any_policy_gives_the_same_tokens(
     seed: int, checkpoint_of: Callable[..., Path], helpers: Any

@@ -205,6 +205,13 @@ def test_it_goes_into_json() -> None:
     assert value["kinds"][0]["name"] == "attention"
 
 
+def test_rows_of_the_embedding_are_no_copies() -> None:
+    plan = plan_of()
+    found = verify(plan, trace_of(plan, embedding_bytes=250))
+    assert (found.bytes_read.measured, found.bytes_read.ratio) == (1000, 1.0)
+    assert found.embedding_bytes == 250
+
+
 def test_waste_and_how_experts_were_met_are_handed_on() -> None:
     plan = plan_of()
     met = {"cached": 3, "on_demand": 1}
