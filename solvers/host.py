@@ -13,7 +13,8 @@ from fractions import Fraction
 import numpy as np
 
 from solvers.outcome import Bound, HostShare
-from solvers.problem import Int64, Problem
+from solvers.problem import Problem
+from solvers.scenarios import Int64
 
 __all__ = ["device_ns", "host_share_of", "host_takes", "physical_bound"]
 
