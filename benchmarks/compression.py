@@ -29,7 +29,8 @@ import statistics
 import time
 from typing import Any, Literal
 
-from benchmarks.prediction import QUICK, run_prompts
+from benchmarks.prediction import QUICK
+from benchmarks.prediction_jobs import run_prompts
 from benchmarks.record import Record
 from benchmarks.throttle import throttled
 from benchmarks.writing import write_result

@@ -41,86 +41,29 @@ sys.path.insert(0, str(ROOT))
 import argparse
 import contextlib
 import json
-import random
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
+from benchmarks.prediction_jobs import Job, grid, run_prompts
 from benchmarks.record import Record
 from benchmarks.summary import Cell, markdown, summary, words
 from benchmarks.throttle import throttled
 from benchmarks.writing import write_result
 from executor import Engine, pack
-from executor.synth import write_synthetic
-from executor.tokenizer import load_tokenizer
 from planner.documents import Plan, Range, Trace, Workload, document_hash
 from planner.profiles import Profile, load_profile
 from planner.solve import make_plan
-from profiler import bundled_prompts, profile_checkpoint, verify
+from profiler import profile_checkpoint, verify
 from profiler.drift import Drift, link_ratio, predicted_now
 from profiler.effort import Effort
 from solvers.errors import BudgetError, MoeplanError
 
-
-class Job(NamedTuple):
-    """One checkpoint, and the cells that it is run in."""
-
-    checkpoint: Path
-    memory: tuple[float, ...]
-    requests: tuple[int, ...]
-    prompt_tokens: int
-    new_tokens: int
-    seconds: float = 0.0
-
-
 THROTTLES = (400_000_000, 800_000_000)
 """Bytes/s of the grid's disks."""
-
-
-def grid(work: Path) -> list[Job]:
-    """The trained example, and two checkpoints of random weights, made where they are missing.
-
-    Runs of the example of one second differed by half, with how the machine did in that second,
-    and those of five to ten seconds by 20 to 40%.
-    """
-    jobs = [Job(ROOT / "examples" / "pycode-moe", (0.45, 0.7), (4, 16), 32, 160, 20.0)]
-    bulk = (
-        ("mixtral", ROOT / "examples" / "configs" / "bulk-mixtral.json", 5),
-        ("olmoe", ROOT / "benchmarks" / "configs" / "bulk-olmoe.json", 4),
-    )
-    for name, config, layers in bulk:
-        folder = work / name
-        if not (folder / "config.json").exists():
-            write_synthetic(config, folder, layers=layers)
-        jobs.append(Job(folder, (0.4, 0.7), (8, 48), 32, 8, 7.0))
-    return jobs
-
-
-def run_prompts(profile: Profile, workload: Workload) -> list[list[int]]:
-    """Token ids of unequal length, the longest as planned.
-
-    Bundled texts that the profile has not recorded, or a synthetic checkpoint's own prompts; random
-    tokens where there is no tokenizer.
-    """
-    folder, count = Path(profile.index.checkpoint), workload.requests
-    longest = workload.prompt_tokens
-    own = folder / "prompts.jsonl"
-    if not (folder / "tokenizer.json").exists():
-        generator = random.Random(0)
-        vocabulary = profile.model.vocab_size
-        ids = [[generator.randrange(vocabulary) for _ in range(longest)] for _ in range(count)]
-    else:
-        tokenizer = load_tokenizer(folder)
-        if own.exists():
-            lines = own.read_text(encoding="utf-8").splitlines()
-            texts = [json.loads(line)["prompt"] for line in reversed(lines)]
-        else:
-            texts = bundled_prompts(64 + count)[64:]
-        ids = [tokenizer.encode(text) for text in texts]
-    return [ids[index % len(ids)][: max(longest - index % 4, 1)] for index in range(count)]
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,8 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-from benchmarks.prediction import Bench, Job, bench_of, grid, run_prompts
+from benchmarks.prediction import Bench, bench_of
+from benchmarks.prediction_jobs import Job, grid, run_prompts
 from benchmarks.record import Record
 from benchmarks.throttle import throttled
 from benchmarks.writing import write_result

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.prediction import run_prompts
+from benchmarks.prediction_jobs import run_prompts
 from executor import Engine
 from executor.schedule import Named, Routed
 from executor.schedule import Schedule as Channel
