@@ -21,13 +21,15 @@ from executor import Engine
 from executor.schedule import Named, Routed
 from executor.schedule import Schedule as Channel
 from executor.units import Unit
+from planner.candidate import Candidate
 from planner.documents import Plan, Workload
 from planner.encode import Encoding
 from planner.entries import Entry, Patience, first_looks, run_solver, run_strategy
-from planner.groups import CHUNK_BYTES, Candidate, group_sizes, needed_bytes
+from planner.groups import group_sizes
 from planner.objectives import objective_named
 from planner.profiles import Profile
 from planner.scenarios import Sequences, split_sequences
+from planner.smallest import CHUNK_BYTES, needed_bytes
 from planner.solve import document, make_plan
 from solvers.layout import START, Layout
 from solvers.outcome import Eviction, Schedule, Stop

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from planner.groups import Candidate
+from planner.candidate import Candidate
 
 __all__ = ["Budget"]
 

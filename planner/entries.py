@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from planner.budget import Budget
+from planner.candidate import Candidate
 from planner.credit import credit_of
 from planner.formats import settle_format, split_formats, variants
-from planner.groups import Candidate
 from planner.host import host_stays
 from planner.klotski import klotski_batches
 from planner.objectives import Objective
@@ -64,7 +64,8 @@ _MIXES = 2
 @dataclass(frozen=True, eq=False)
 class Entry:
     """One policy in the competition; ``chosen_value`` is its objective on the choosing sequences,
-    with the credit of a link that has one.
+    with the credit of a link that has one, and with copies and computation slowing each other as
+    they overlap under this policy.
     """
 
     solver: str
@@ -84,7 +85,8 @@ class Entry:
         notes: tuple[str, ...] = (),
     ) -> Entry:
         """A policy, with its value."""
-        return cls(solver, candidate, schedule, stop, candidate.promised("choose", schedule), notes)
+        own = candidate.under(schedule)
+        return cls(solver, own, schedule, stop, own.promised("choose", schedule), notes)
 
 
 class Patience:
@@ -227,36 +229,27 @@ def run_solver(
 def mixed(entry: Entry, limits: Callable[[], Limits], deadline: float) -> Entry:
     """With each expert in a format of its own, where that is faster on the choosing sequences: the
     policy as it is, or solved once more for the mix by a solver that searches; and again from
-    there. What overlaps is told anew for each of them."""
+    there."""
     searching = Feature.BOUND in load(entry.solver).features
-    first = best = _overlapped(entry, entry.candidate)
+    best = entry
     for _ in range(_MIXES):
         found = split_formats(best.candidate, best.schedule, deadline)
         if found is None:
             break
-        tried = [_overlapped(best, found)]
+        tried = [Entry.of(best.solver, found, best.schedule, best.stop, best.notes)]
         if searching and time.monotonic() < deadline:
-            again = run_solver(entry.solver, found, limits(), best.schedule)
-            tried.append(_overlapped(again, found))
+            tried.append(run_solver(entry.solver, found, limits(), best.schedule))
         better = min(tried, key=lambda one: one.chosen_value)
         if better.chosen_value >= best.chosen_value:
             break
         best = better
-    if best is first:
+    if best is entry:
         return entry
-    more = first.chosen_value / best.chosen_value - 1
-    whole = "as they are" if first.candidate.encoding.raw else "compressed"
+    more = entry.chosen_value / best.chosen_value - 1
+    whole = "as they are" if entry.candidate.encoding.raw else "compressed"
     said = f"each expert has a format of its own: all of them {whole} would be {more:.2%} worse"
     stop = Stop.TIME_LIMIT if time.monotonic() >= deadline else best.stop
     return replace(best, stop=stop, notes=(*entry.notes, said))
-
-
-def _overlapped(entry: Entry, candidate: Candidate) -> Entry:
-    """The same policy with formats of ``candidate``, and with its own overlap."""
-    own = replace(candidate)
-    own.set_factors(entry.schedule)
-    chosen = own.promised("choose", entry.schedule)
-    return replace(entry, candidate=own, chosen_value=chosen)
 
 
 def run_strategy(

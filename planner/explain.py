@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from planner.busy import Binds, busy_of
+from planner.candidate import Candidate
 from planner.credit import credit_of
 from planner.documents import Asked, Hardware, HostCompute, Plan
 from planner.encode import schedule_of
 from planner.formats import in_one_format, variants
-from planner.groups import Candidate, group_sizes
+from planner.groups import group_sizes
 from planner.profiles import Profile
 from planner.recompute import candidate_of
 from planner.solve import make_plan

@@ -16,9 +16,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from planner.candidate import Candidate
 from planner.documents import Policy
 from planner.factors import Factors
-from planner.groups import Candidate
 from solvers.counting import counted
 from solvers.outcome import Schedule
 from solvers.replay import Replay, replay

@@ -15,11 +15,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from planner.candidate import Candidate
 from planner.credit import credit_of
 from planner.documents import Plan
 from planner.encode import schedule_of
 from planner.entries import Entry
-from planner.groups import Candidate
 from planner.prefetching import choose_predictors
 from planner.profiles import Profile
 from planner.recompute import candidate_of

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from planner.busy import BINDS_WORDS, busy_of
+from planner.candidate import Candidate
 from planner.documents import MemoryAccount, Policy, Predicted
 from planner.formats import format_words
 from planner.forms import expert_error, forms_words
-from planner.groups import Candidate, smallest_budget_bytes
 from planner.host import host_words
 from planner.interval import extrapolated
 from planner.kv import writes_words
 from planner.sizes import typed_size
+from planner.smallest import smallest_budget_bytes
 from solvers.counting import counted
 
 __all__ = ["plan_notes"]

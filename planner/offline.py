@@ -31,11 +31,11 @@ from planner.documents import (
 from planner.drawn_routing import DrawnRouting
 from planner.encode import DTYPE_BYTES
 from planner.files import exists, is_dir, led_to
-from planner.groups import CHUNK_BYTES
 from planner.memory import ALIGNMENT_BYTES
 from planner.profiles import Profile
 from planner.roofline import OperationCosts, Roofline, efficiencies, reached
 from planner.routing import write_trace
+from planner.smallest import CHUNK_BYTES
 from solvers.errors import DocumentError, OptionError, UnsupportedError
 
 __all__ = [

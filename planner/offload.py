@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 from planner.balance_simulator import check_fits
 from planner.credit import credit_of
@@ -211,7 +212,7 @@ def _policy(
     if not candidate.own.count:
         nothing = (StageChoice(),) * len(candidate.problem("judge").stages)
         empty = Schedule(nothing, 0, 0, 0)
-        return _document(candidate, Entry.of(solver, candidate, empty, Stop.RULE), [])
+        return _document(Entry.of(solver, candidate, empty, Stop.RULE), [])
     problem = candidate.problem("fit")
     first = load_runnable("frequency").solve(problem, limits).schedule
     if first is None:
@@ -232,11 +233,11 @@ def _policy(
             rivals = [best, *(rival for rival in rivals if rival is not closest)]
             best = closest
     stage(progress, "judging on sequences that were kept apart")
-    return _document(candidate, best, rivals)
+    return _document(best, rivals)
 
 
-def _document(candidate: DeviceCandidate, best: Entry, rivals: Sequence[Entry]) -> DevicePolicy:
-    schedule = best.schedule
+def _document(best: Entry, rivals: Sequence[Entry]) -> DevicePolicy:
+    candidate, schedule = _own(best), best.schedule
     if schedule.eviction == "belady":
         raise AssertionError(f"{best.solver} made a plan that knows the routing")
     return DevicePolicy(
@@ -247,8 +248,13 @@ def _document(candidate: DeviceCandidate, best: Entry, rivals: Sequence[Entry]) 
         solver=best.solver,
         slowdown=Slowdown(*candidate.factors),
         predicted=predict_device(candidate, schedule),
-        chosen_over={one.solver: predict_device(candidate, one.schedule).wall_ns for one in rivals},
+        chosen_over={one.solver: predict_device(_own(one), one.schedule).wall_ns for one in rivals},
     )
+
+
+def _own(entry: Entry) -> DeviceCandidate:
+    """What an entry of a device is of."""
+    return cast(DeviceCandidate, entry.candidate)
 
 
 def predict_device(candidate: DeviceCandidate, schedule: Schedule) -> DevicePrediction:

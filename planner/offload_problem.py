@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.balance_simulator import copies_of
+from planner.candidate import Candidate, SetName
 from planner.documents import ExpertPlacement, KeptExperts
 from planner.encode import Encoding
-from planner.groups import Candidate, SetName
 from planner.objectives import objective_named
 from planner.scenarios import PassShape, Sequences, Split
 from solvers.outcome import Schedule, StageChoice

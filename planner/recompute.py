@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+from planner.candidate import Candidate
 from planner.documents import ModelSpec, Plan, Timeline
 from planner.encode import DTYPE_BYTES, Encoding, schedule_of
 from planner.factors import Factors
 from planner.form_costs import copies_slowdown
-from planner.groups import Candidate
 from planner.memory import account_device
 from planner.objectives import objective_named
 from planner.overlap import most_beside_writes

@@ -74,9 +74,11 @@ def settle_second(
 
 def _different(entries: list[Entry]) -> list[Entry]:
     """One entry, the best, for each n and b."""
-    chosen: dict[int, Entry] = {}
+    chosen: dict[tuple[object, ...], Entry] = {}
     for entry in sorted(entries, key=lambda one: one.chosen_value):
-        chosen.setdefault(id(entry.candidate), entry)
+        encoding = entry.candidate.encoding
+        shape = encoding.n_batches, encoding.batch_size, encoding.chunk_bytes, encoding.kv
+        chosen.setdefault((*shape, encoding.raw), entry)
     return list(chosen.values())
 
 

@@ -29,7 +29,7 @@ from planner.entries import (
     stage,
     told,
 )
-from planner.groups import candidates, smallest_budget_bytes
+from planner.groups import candidates
 from planner.host import check_hosted
 from planner.kv import Place, check_place
 from planner.looking_ahead import looked, with_predictors
@@ -37,6 +37,7 @@ from planner.objectives import OBJECTIVES, Objective, check_second, objective_na
 from planner.predictor_report import check_judgeable
 from planner.profiles import Profile
 from planner.second import settle_second
+from planner.smallest import smallest_budget_bytes
 from planner.span import check_span
 from planner.stated import document, inputs_of
 from planner.too_small import too_small

@@ -23,18 +23,13 @@ from planner.entries import (
     run_solver,
     run_strategy,
 )
-from planner.groups import (
-    CHUNK_BYTES,
-    batch_sizes,
-    candidates,
-    group_sizes,
-    needed_bytes,
-)
+from planner.groups import batch_sizes, candidates, group_sizes
 from planner.kv import Place, kv_places
 from planner.looking_ahead import looked, with_predictors
 from planner.objectives import objective_named
 from planner.profiles import Profile
 from planner.recompute import candidate_of
+from planner.smallest import CHUNK_BYTES, needed_bytes
 from planner.solve import document, solve
 from solvers.counting import counted
 from solvers.errors import BudgetError, OptionError

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from planner.documents import Workload
-from planner.groups import smallest_account
 from planner.kv import Place
 from planner.profiles import Profile
 from planner.sizes import typed_size
+from planner.smallest import smallest_account
 from solvers.errors import BudgetError
 
 __all__ = ["PURPOSES", "too_small"]

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from executor.schedule import Schedule
 from executor.source import WeightSource
 from planner.documents import Burst, Figure
-from planner.groups import CHUNK_BYTES
+from planner.smallest import CHUNK_BYTES
 from profiler.bench import Bench
 from profiler.curves import figure
 from profiler.layout import BenchPlan, copying

@@ -25,9 +25,9 @@ from executor.source import WeightSource
 from executor.spill import SpillFile
 from executor.units import Unit
 from planner.documents import KvWrites
-from planner.groups import CHUNK_BYTES
 from planner.kv import kv_stays
 from planner.memory import ALIGNMENT_BYTES, DECODE_STEP_BYTES, decode_bytes
+from planner.smallest import CHUNK_BYTES
 from profiler.curves import fit_curve
 from solvers.errors import RunError
 

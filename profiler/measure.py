@@ -30,7 +30,7 @@ from planner.documents import (
 )
 from planner.documents.base import Source
 from planner.documents.costs import OperationKind
-from planner.groups import CHUNK_BYTES
+from planner.smallest import CHUNK_BYTES
 from profiler.bench import Bench, Tokens
 from profiler.burst import Rested
 from profiler.compute import Cell, decode_cells, fitting, measure_cell, prefill_cells, too_little

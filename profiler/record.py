@@ -16,9 +16,9 @@ from executor.generation import Generation
 from executor.memory import Backend
 from executor.source import WeightSource
 from planner.documents import LayerPolicy, ModelSpec, Policy, ThreadUse, Workload
-from planner.groups import CHUNK_BYTES
 from planner.memory import account_device, default_head_tiling, smallest_budget
 from planner.routing import TraceArrays
+from planner.smallest import CHUNK_BYTES
 from solvers.counting import counted
 from solvers.errors import BudgetError, OptionError
 

@@ -10,10 +10,11 @@ from moeplan.output import human_bytes
 from moeplan.plots import Chart, Line
 from planner.curves import TimePoint, by_time, frontiers
 from planner.documents import Workload
-from planner.groups import group_sizes, smallest_budget_bytes
+from planner.groups import group_sizes
 from planner.kv import Place
 from planner.objectives import objective_named
 from planner.profiles import Profile
+from planner.smallest import smallest_budget_bytes
 from planner.sweep import budgets_between, by_group
 from solvers.told import Told
 

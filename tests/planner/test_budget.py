@@ -10,11 +10,12 @@ import pytest
 import planner.budget
 import planner.entries
 from planner.budget import Budget
+from planner.candidate import Candidate
 from planner.check import check_plan
 from planner.documents import Workload, to_json
 from planner.entries import BASELINES
-from planner.groups import Candidate, smallest_budget_bytes
 from planner.profiles import Profile
+from planner.smallest import smallest_budget_bytes
 from planner.solve import make_plan
 
 WORKLOAD = Workload(requests=4, prompt_tokens=8, new_tokens=4)

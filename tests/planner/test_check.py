@@ -22,7 +22,7 @@ from planner.documents import (
     parse_document,
     to_json,
 )
-from planner.groups import smallest_budget_bytes
+from planner.smallest import smallest_budget_bytes
 from planner.solve import make_plan
 
 WORKLOAD = Workload(requests=4, prompt_tokens=8, new_tokens=4)

@@ -11,8 +11,8 @@ import pytest
 
 from planner.check import check_plan
 from planner.documents import Plan, Workload, parse_document, to_json
-from planner.groups import smallest_budget_bytes
 from planner.profiles import Profile
+from planner.smallest import smallest_budget_bytes
 from planner.solve import make_plan
 from solvers.errors import DocumentError
 

@@ -8,8 +8,8 @@ import pytest
 
 from planner.compare import compare
 from planner.documents import Workload
-from planner.groups import smallest_budget_bytes
 from planner.klotski import klotski_batches
+from planner.smallest import smallest_budget_bytes
 
 WORKLOAD = Workload(requests=4, prompt_tokens=8, new_tokens=4)
 

@@ -19,8 +19,8 @@ from planner.documents import (
 )
 from planner.encode import Encoding
 from planner.explain import explain
-from planner.groups import CHUNK_BYTES, smallest_budget_bytes
 from planner.profiles import Profile
+from planner.smallest import CHUNK_BYTES, smallest_budget_bytes
 from planner.solve import make_plan
 from solvers.errors import DocumentError
 from solvers.replay import Credit

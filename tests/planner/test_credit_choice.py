@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import planner.entries
+from planner.candidate import Candidate
 from planner.check import check_plan
 from planner.compare import compare
 from planner.credit import credit_of
@@ -24,11 +25,11 @@ from planner.documents import (
 )
 from planner.entries import Entry
 from planner.explain import explain
-from planner.groups import Candidate, smallest_budget_bytes
 from planner.offload import make_offload
 from planner.offload_check import check_placement_plan
 from planner.profiles import Profile
 from planner.recompute import candidate_of
+from planner.smallest import smallest_budget_bytes
 from planner.solve import document, make_plan, solve
 from planner.sweep import sweep
 from solvers.relaxation import relax

@@ -9,8 +9,8 @@ import pytest
 
 from planner.curves import FrontierPoint, TimePoint, by_time, frontiers
 from planner.documents import Workload
-from planner.groups import smallest_budget_bytes
 from planner.looking_ahead import with_predictors
+from planner.smallest import smallest_budget_bytes
 from planner.solve import make_plan
 from planner.sweep import sweep
 

@@ -9,8 +9,9 @@ import pytest
 import planner.entries
 from planner.documents import Workload
 from planner.entries import run_solver
-from planner.groups import candidates, smallest_budget_bytes
+from planner.groups import candidates
 from planner.objectives import objective_named
+from planner.smallest import smallest_budget_bytes
 from solvers.outcome import Outcome, Schedule, Stop
 from solvers.problem import Problem
 from solvers.registry import Limits, load

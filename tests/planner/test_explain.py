@@ -9,7 +9,7 @@ import pytest
 
 from planner.documents import Workload
 from planner.explain import explain
-from planner.groups import smallest_budget_bytes
+from planner.smallest import smallest_budget_bytes
 from planner.solve import make_plan
 
 WORKLOAD = Workload(requests=4, prompt_tokens=8, new_tokens=4)

@@ -23,8 +23,8 @@ from planner.documents import (
 from planner.encode import Encoding
 from planner.form_costs import copies_slowdown
 from planner.forms import allowing
-from planner.groups import smallest_budget_bytes
 from planner.profiles import Profile, assemble
+from planner.smallest import smallest_budget_bytes
 from planner.solve import make_plan
 from solvers.errors import DocumentError
 from tests.several_forms import several

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from planner.candidate import Candidate
 from planner.documents import Figure, RawCopies, StoredShares, Workload
 from planner.encode import Encoding
 from planner.entries import Entry, Patience, first_looks, mixed
@@ -19,7 +20,7 @@ from planner.formats import (
     streamed,
     variants,
 )
-from planner.groups import Candidate, candidates
+from planner.groups import candidates
 from planner.memory import smallest_budget
 from planner.objectives import objective_named
 from planner.profiles import Profile

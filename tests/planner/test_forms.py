@@ -29,10 +29,11 @@ from planner.encode import Encoding
 from planner.entries import Entry
 from planner.factors import Factors
 from planner.forms import Choice, Option, allowing, choose, forms_words, knapsack, uses
-from planner.groups import candidates, smallest_budget_bytes
+from planner.groups import candidates
 from planner.memory import default_head_tiling, head_tile_bytes, slot_bytes
 from planner.objectives import objective_named
 from planner.profiles import Profile
+from planner.smallest import smallest_budget_bytes
 from planner.solve import document
 from planner.sweep import sweep
 from solvers.errors import OptionError

@@ -22,7 +22,6 @@ from planner.documents import (
 )
 from planner.encode import Encoding, schedule_of
 from planner.factors import Factors
-from planner.groups import smallest_budget_bytes
 from planner.kv import (
     NOT_MEASURED,
     Written,
@@ -36,6 +35,7 @@ from planner.overlap import most_beside_writes, overlap
 from planner.predict import predict
 from planner.recompute import candidate_of
 from planner.scenarios import PassShape, split_sequences
+from planner.smallest import smallest_budget_bytes
 from planner.solve import make_plan
 from solvers.errors import BudgetError, MoeplanError, OptionError, UnsupportedError
 from solvers.outcome import Schedule, StageChoice

@@ -15,13 +15,13 @@ from planner.documents import LayerPolicy, Plan, StoredShares, Workload, documen
 from planner.encode import Encoding, schedule_of
 from planner.explain import explain
 from planner.factors import Factors
-from planner.groups import smallest_budget_bytes
 from planner.kv import check_place
 from planner.looking_ahead import with_predictors
 from planner.memory import account_device, aligned
 from planner.predict import predict
 from planner.recompute import candidate_of
 from planner.scenarios import PassShape
+from planner.smallest import smallest_budget_bytes
 from planner.solve import make_plan
 from planner.stages import Grid, Start
 from solvers.checker import check_proofs, check_schedule

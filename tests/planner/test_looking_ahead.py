@@ -16,10 +16,10 @@ from planner.documents import Plan, Workload, document_hash, dump_document
 from planner.encode import schedule_of
 from planner.entries import Entry
 from planner.explain import explain
-from planner.groups import smallest_budget_bytes
 from planner.looking_ahead import looked, with_predictors
 from planner.profiles import Profile
 from planner.recompute import candidate_of, check_prediction
+from planner.smallest import smallest_budget_bytes
 from planner.solve import make_plan
 from planner.sweep import sweep
 from solvers.outcome import Stop

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner.documents import Workload
-from planner.groups import smallest_budget_bytes
+from planner.smallest import smallest_budget_bytes
 from planner.solve import make_plan
 
 WORKLOAD = Workload(requests=8, prompt_tokens=16, new_tokens=8)

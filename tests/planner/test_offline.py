@@ -12,9 +12,9 @@ from planner.catalogue import named_machine
 from planner.check import check_plan
 from planner.documents import Figure, Workload
 from planner.drawn_routing import draw_routing
-from planner.groups import smallest_budget_bytes
 from planner.offline import choose_dtype, offline_profile, write_profile
 from planner.profiles import Profile, load_profile
+from planner.smallest import smallest_budget_bytes
 from planner.solve import make_plan
 from solvers.errors import DocumentError, OptionError, UnsupportedError
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.candidate import Candidate
 from planner.documents import (
     BalanceFigures,
     DevicePolicy,
@@ -23,7 +24,6 @@ from planner.documents import (
     to_json,
 )
 from planner.entries import BASELINES
-from planner.groups import Candidate
 from planner.memory import aligned
 from planner.offload import make_offload, offload_group
 from planner.offload_check import check_offload, check_placement_plan

@@ -10,9 +10,9 @@ import pytest
 
 from planner.check import check_plan
 from planner.documents import LayerPolicy, Plan, Workload, document_hash
-from planner.groups import smallest_budget_bytes
 from planner.prefetching import choose_predictors
 from planner.profiles import Profile
+from planner.smallest import smallest_budget_bytes
 from planner.solve import make_plan
 
 WORKLOAD = Workload(requests=1, prompt_tokens=8, new_tokens=4)

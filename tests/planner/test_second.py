@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ import planner.solve
 from planner.check import check_plan
 from planner.documents import Workload
 from planner.entries import Patience
-from planner.groups import smallest_account, smallest_budget_bytes
 from planner.memory import ALIGNMENT_BYTES, smallest_budget
+from planner.overlap import overlap
+from planner.smallest import smallest_account, smallest_budget_bytes
 from planner.solve import make_plan, solve
 from planner.too_small import PURPOSES
 from solvers.errors import BudgetError, OptionError
@@ -67,7 +69,9 @@ def test_the_least_memory_is_proven(small_profile: Any, budget: int) -> None:
     assert check_plan(made, small_profile) == []
 
 
-def test_every_rival_is_priced_with_copies_and_computation_slowed(profile_factory: Any) -> None:
+def test_each_policy_is_priced_by_what_overlaps_in_it(
+    profile_factory: Any,
+) -> None:
     profile = profile_factory(copy_slowdown=1.5, compute_slowdown=1.3, bandwidth=4e8)
     budget = smallest_budget_bytes(profile, WORKLOAD) + profile.model.expert_bytes // 2
     # so short that only the first n and b is looked at: klotski chooses its own
@@ -80,9 +84,19 @@ def test_every_rival_is_priced_with_copies_and_computation_slowed(profile_factor
         time_limit_seconds=1e-6,
         seed=0,
     )
+    # each by what its own policy makes overlap, not by what the first look did
     for one in (entry, *rivals):
-        factors = one.candidate.factors
-        assert min(factors.copy, factors.prefill, factors.decode) > 1.0, one.solver
+        own = one.candidate
+        again = overlap(
+            own.encoding,
+            partial(own.problem, "fit", plain=True),
+            own.shapes("fit"),
+            one.schedule,
+            own.factors,
+        )
+        assert again == pytest.approx(own.factors, rel=0.01), one.solver
+    found = {one.solver: one.candidate.factors for one in (entry, *rivals)}
+    assert found["all-experts"].decode > found["on-demand"].decode
 
 
 def test_a_second_objective_that_can_have_no_effect_is_refused(

@@ -236,7 +236,7 @@ def test_what_was_not_measured_is_named_by_side(both: Profile) -> None:
 @pytest.mark.parametrize("room_bytes", [0, 1 << 30])
 def test_a_plan_adds_up_and_is_checked(both: Profile, room_bytes: int) -> None:
     """With everything on the device, and with as little as works."""
-    from planner.groups import smallest_budget_bytes
+    from planner.smallest import smallest_budget_bytes
 
     budget = smallest_budget_bytes(both, WORKLOAD) + room_bytes
     plan = make_plan(both, WORKLOAD, memory_bytes=budget, solver="on-demand")

@@ -13,8 +13,9 @@ import pytest
 
 from planner.check import check_plan
 from planner.documents import Plan, Workload, dump_document, parse_document, to_json
-from planner.groups import batch_sizes, group_sizes, smallest_budget_bytes
+from planner.groups import batch_sizes, group_sizes
 from planner.memory import smallest_budget
+from planner.smallest import smallest_budget_bytes
 from planner.solve import BASELINES, OBJECTIVES, SOLVERS, make_plan
 from solvers.errors import BudgetError, OptionError
 

@@ -13,7 +13,7 @@ from planner.check import check_plan
 from planner.compare import compare, compare_bound
 from planner.documents import Asked, Plan, PredictedTotals, Workload
 from planner.explain import explain
-from planner.groups import needed_bytes, smallest_budget_bytes
+from planner.smallest import needed_bytes, smallest_budget_bytes
 from planner.solve import make_plan
 from planner.sweep import budgets_between, by_group, sweep
 from solvers.errors import BudgetError, OptionError

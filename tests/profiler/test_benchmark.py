@@ -17,8 +17,8 @@ import pytest
 
 from benchmarks.summary import Cell
 from planner.documents import Workload
-from planner.groups import smallest_budget_bytes
 from planner.profiles import load_profile
+from planner.smallest import smallest_budget_bytes
 from planner.solve import make_plan
 from profiler.drift import Drift, link_ratio, predicted_now
 

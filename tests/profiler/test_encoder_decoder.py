@@ -16,10 +16,10 @@ from planner import groups
 from planner.check import check_plan
 from planner.documents import Event, Workload, document_hash
 from planner.encode import schedule_of
-from planner.groups import smallest_budget_bytes
 from planner.memory import account_device
 from planner.profiles import Profile, load_profile
 from planner.recompute import candidate_of
+from planner.smallest import smallest_budget_bytes
 from planner.solve import make_plan
 from profiler import profile_checkpoint, verify
 from profiler.bench import Bench, Tokens
