@@ -20,9 +20,18 @@ from profiler.compute import Cell
 from profiler.correct import weight
 from profiler.curves import figure
 
-__all__ = ["Contention", "Turn", "beside", "contend", "kind_slowdowns", "overlap", "slowdowns"]
+__all__ = [
+    "LEAST_SHARE",
+    "Contention",
+    "Turn",
+    "beside",
+    "contend",
+    "kind_slowdowns",
+    "overlap",
+    "slowdowns",
+]
 
-_LEAST_SHARE = 0.2
+LEAST_SHARE = 0.2
 """Where less of computation lies beside copies, a ratio would be noise blown up."""
 _LEAST_COMMON = 1.001
 """The planner has the slowdowns of single kinds as parts of the common one, which so is above 1."""
@@ -146,7 +155,7 @@ def _common(pairs: Iterable[tuple[Turn, Turn]], source: Source) -> Figure:
     ratios = [
         _alone_ratio(rest.total_ns, busy.total_ns, busy.beside_share)
         for rest, busy in pairs
-        if rest.total_ns and busy.beside_share > _LEAST_SHARE
+        if rest.total_ns and busy.beside_share > LEAST_SHARE
     ]
     return _at_least(_LEAST_COMMON, ratios, source)
 
@@ -165,7 +174,7 @@ def kind_slowdowns(
     kinds: defaultdict[str, list[float]] = defaultdict(list)
     for rest, busy in pairs:
         share = busy.beside_share
-        if share > _LEAST_SHARE:
+        if share > LEAST_SHARE:
             for kind, before in rest.compute_ns.items():
                 if before:
                     kinds[kind].append(_alone_ratio(before, busy.compute_ns[kind], share))

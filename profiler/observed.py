@@ -62,6 +62,8 @@ class Observed:
     lengths
         How many lengths the prompts have: with one, one write brings back in decode what is new of
         a layer's keys and values; else (0: nobody knows) nothing tells how many do.
+    ahead
+        Whether experts were copied ahead, and so beside most of the computation, in decode.
     """
 
     events: tuple[Event, ...]
@@ -73,6 +75,7 @@ class Observed:
     chunk_bytes: int = 1 << 20
     forms: Forms = ()
     lengths: int = 0
+    ahead: bool = False
 
     def form(self, event: Event) -> FormName:
         """In which form an operation computes an expert; the checkpoint's own for all others."""

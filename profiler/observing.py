@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,7 +14,7 @@ from executor.device import Device
 from executor.generation import Generation
 from executor.memory import Backend
 from executor.source import WeightSource
-from planner.documents import Policy, ThreadUse, Workload
+from planner.documents import ModelSpec, Policy, ThreadUse, Workload
 from profiler.observed import Observed
 from profiler.record import EnoughError, recording_policy
 
@@ -37,7 +38,8 @@ def observe(
     backend: Backend | None = None,
     threads: ThreadUse | None = None,
 ) -> list[Observed]:
-    """Run ``prompts`` for some passes: many at once, then eight, then one, as plans run them.
+    """Run ``prompts`` for some passes: many at once, then eight, then one, as plans run them; then
+    eight with experts copied ahead, where one comes while a layer is computed.
 
     The runs that record routing do not tell what operations take: they ask routers a layer ahead,
     and are the first to meet many shapes of products, which libraries then set up. How much longer
@@ -74,18 +76,40 @@ def observe(
             found = larger
             break
     policy, workload = found
+    policy, most = replace(policy, threads=threads), workload.requests
+    how = source, policy, workload, memory_bytes, backend
+    sizes = (most, *(size for size in _SIZES if size < most))
+    runs = _run(*how, [prompts[:size] for size in sizes])
+    few = min(most, _SIZES[0])
+    copying = _copying_ahead(model, policy, runs[sizes.index(few)])
+    if copying is not None:
+        runs += _run(source, copying, *how[2:], [prompts[:few]], ahead=True)
+    return runs
+
+
+def _run(
+    source: WeightSource,
+    policy: Policy,
+    workload: Workload,
+    memory_bytes: int,
+    backend: Backend | None,
+    groups: Sequence[Sequence[Sequence[int]]],
+    *,
+    ahead: bool = False,
+) -> list[Observed]:
+    """Each group for some passes."""
+    # the memory of a device before this one
+    gc.collect()
     with torch.inference_mode():
-        device = Device(
-            source, replace(policy, threads=threads), workload, memory_bytes, backend=backend
-        )
-    most = workload.requests
+        device = Device(source, policy, workload, memory_bytes, backend=backend)
+    limit, longest = workload.new_tokens, workload.prompt_tokens
     runs: list[Observed] = []
-    for size in (most, *(size for size in _SIZES if size < most)):
-        group = [list(tokens) for tokens in prompts[:size]]
+    for prompts in groups:
+        group = [list(tokens) for tokens in prompts]
         run = Generation(device, group, limit, frozenset(), kept_passes=limit)
         begun = time.monotonic()
 
-        def enough(made: int, _: int, size: int = size, begun: float = begun) -> None:
+        def enough(made: int, _: int, size: int = len(group), begun: float = begun) -> None:
             if made > size and time.monotonic() - begun > _SECONDS:
                 raise EnoughError
 
@@ -101,11 +125,38 @@ def observe(
                 longest,
                 device.policy.head_tiles,
                 uniform=True,
-                encoder=model.encoder_depth,
+                encoder=source.model.encoder_depth,
                 lengths=1,
+                ahead=ahead,
             )
         )
     return runs
+
+
+def _copying_ahead(model: ModelSpec, policy: Policy, run: Observed) -> Policy | None:
+    """The same with as many experts of each layer copied ahead as come while a pass is computed;
+    None where that is not even one."""
+    working = [event for event in run.working if run.phase(event) == "decode"]
+    passes = len({event.pass_index for event in working})
+    copied = sum(event.size_bytes for event in run.copies)
+    if not passes or not copied or policy.slots < 2:
+        return None
+    computed = sum(event.end_ns - event.start_ns for event in working) / passes
+    rate = copied / sum(event.end_ns - event.start_ns for event in run.copies)
+    pairs = tuple(zip(model.layers, policy.layers, strict=True))
+    streamed = sum(one.expert_bytes for one, own in pairs if one.experts > len(own.resident))
+    each = int(computed * rate / streamed) if streamed else 0
+    if not each:
+        return None
+    # the residents are the first ones
+    return replace(
+        policy,
+        layers=tuple(
+            replace(own, prefetch=tuple(range(first, min(first + each, one.experts))))
+            for one, own in pairs
+            for first in (len(own.resident),)
+        ),
+    )
 
 
 def _residents(policy: Policy) -> int:

@@ -7,14 +7,20 @@ from dataclasses import replace
 import pytest
 
 from planner.documents import CostProfile, Curve, Event, Figure, Surface
+from planner.documents.costs import LEAST_SLOWDOWN
 from profiler.contention import overlap
-from profiler.in_runs import as_runs_do
+from profiler.in_runs import as_in_runs, as_runs_do, slowed_ahead
 from profiler.observed import Observed
 
 
 def line(each: int, most: int = 2000) -> Curve:
     """``each`` ns a row."""
     return Curve((1, most), (each, most * each), (0, 0), (1, 1), "measured")
+
+
+def flat(each: int) -> Curve:
+    """``each`` ns, however many rows."""
+    return Curve((1, 2000), (each, each), (0, 0), (1, 1), "measured")
 
 
 @pytest.fixture
@@ -113,3 +119,40 @@ def test_a_pause_counts_as_four_times_the_curve(costs: CostProfile) -> None:
     long = (event("combine", 1, 0, 400, 1),)
     assert found == as_runs_do(costs, [Observed(long, 2, 12, 5)])
     assert found.curves["combine"](1) > costs.curves["combine"](1)
+
+
+def test_copies_slow_what_runs_that_copy_ahead_say(costs: CostProfile) -> None:
+    """Two runs of one truth, in which an operation takes 1,000 ns alone and 1,500 beside copies
+    that never rest, where benches say 2,000 and twice as long: both are found."""
+    two = replace(costs.compute_slowdown, value=2.0)
+    costs = replace(
+        costs, slowdown_by_kind={"router": two}, curves=costs.curves | {"router": flat(2000)}
+    )
+
+    def run(share: float, *, ahead: bool) -> Observed:
+        each, many = round(1000 * (1 + share * 0.5)), 1000
+        events = [event("router", 1, turn * each, (turn + 1) * each, 1) for turn in range(many)]
+        copied = round(many * each * share)
+        return Observed((*events, event("copy_prefetch", 1, 0, copied)), 2, 12, 5, ahead=ahead)
+
+    found = as_in_runs(costs, [run(0.25, ahead=False), run(0.75, ahead=True)])
+    # a thousand events are believed by 99.7%
+    assert found.curves["router"](1) == pytest.approx(1000, rel=0.02)
+    assert found.slowdown("router", "decode") == pytest.approx(1.5, rel=0.02)
+    # without a run that copies ahead, benches say by how much copies slow
+    alone = as_in_runs(costs, [run(0.25, ahead=False)])
+    assert alone.slowdown("router", "decode") == 2.0
+    assert alone.curves["router"](1) == pytest.approx(1125 / 1.25, rel=0.02)
+    # what hardly lies beside copies tells nothing of them
+    assert slowed_ahead(costs, costs, [run(0.15, ahead=True)]) == costs.slowdown_by_kind
+
+
+def test_few_events_beside_copies_are_believed_little(costs: CostProfile) -> None:
+    costs = replace(costs, slowdown_by_kind={"router": replace(costs.compute_slowdown, value=2.0)})
+    # 4 rows say 400 ns; three events took 200 beside half of a copy: less than alone, so that
+    # beside all of one they would take nothing, which no slowdown says: half of the way there
+    events = [event("router", 1, turn * 200, (turn + 1) * 200, 4) for turn in range(3)]
+    run = Observed((*events, event("copy_prefetch", 1, 0, 300)), 2, 12, 5, ahead=True)
+    found = slowed_ahead(costs, costs, [run])["router"]
+    assert found.value == pytest.approx(2 * (LEAST_SLOWDOWN / 2) ** 0.5)
+    assert found.samples == costs.compute_slowdown.samples + 3

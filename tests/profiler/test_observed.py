@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from executor import open_weights
-from planner.documents import CostProfile, Curve, Event, Figure, Surface, Workload
+from planner.documents import (
+    CostProfile,
+    Curve,
+    Event,
+    Figure,
+    LayerPolicy,
+    ModelSpec,
+    Policy,
+    Surface,
+    Workload,
+)
 from planner.memory import smallest_budget
 from profiler import observing
 from profiler.observed import Observed, alone_ns, between_passes_ns
 from profiler.observing import observe
+from profiler.record import recording_policy
 
 
 def line(each: int) -> Curve:
@@ -144,3 +156,59 @@ def test_where_not_one_sequence_fits_nothing_is_observed(
 ) -> None:
     with open_weights(checkpoint("mixtral")) as source:
         assert observe(source, prompts[:1], 1000) == []
+
+
+def test_experts_are_copied_ahead_in_a_run_of_its_own(
+    checkpoint: Callable[[str], Path], prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several = [prompts[0]] * 8
+    given: list[Observed] = []
+
+    def first(model: ModelSpec, policy: Policy, run: Observed) -> Policy:
+        given.append(run)
+        own = [len(layer.resident) for layer in policy.layers]
+        assert max(own) < model.layers[0].experts
+        layers = zip(policy.layers, own, strict=True)
+        return replace(policy, layers=tuple(replace(one, prefetch=(at,)) for one, at in layers))
+
+    monkeypatch.setattr(observing, "_copying_ahead", first)
+    with open_weights(checkpoint("mixtral")) as source:
+        least = smallest_budget(source.model, Workload(8, len(prompts[0]), 25), 4)
+        found = observe(source, several, least + 2 * source.model.expert_bytes)
+    assert [run.ahead for run in found] == [False] * (len(found) - 1) + [True]
+    # of as many sequences, eight at most, and it does copy ahead
+    (run,) = given
+    assert {one.rows for one in run.working if one.kind == "head"} == {
+        one.rows for one in found[-1].working if one.kind == "head"
+    }
+    assert "copy_prefetch" in {one.kind for one in found[-1].copies}
+    assert all("copy_prefetch" not in {one.kind for one in run.copies} for run in found[:-1])
+
+
+def test_as_much_is_copied_ahead_as_comes_while_a_pass_is_computed(
+    checkpoint: Callable[[str], Path],
+) -> None:
+    """2 ns of computation a pass for each byte of a layer's experts, at a byte a ns."""
+    with open_weights(checkpoint("mixtral")) as source:
+        model = source.model
+    found = recording_policy(model, Workload(1, 8, 8), 64 << 20)
+    assert found is not None
+    policy = replace(found[0], slots=4, layers=(LayerPolicy(True, (0,), ()),) * len(model.layers))
+    each = sum(layer.expert_bytes for layer in model.layers)
+
+    def run(copied: int) -> Observed:
+        copy = event("copy_demand", 1, 0, copied, 0)._replace(size_bytes=copied)
+        passes = (event("expert", index, 0, 2 * each + 1, 1) for index in (1, 2))
+        return Observed((*passes, copy), 8, 12, 1)
+
+    ahead = observing._copying_ahead(model, policy, run(1000))
+    assert ahead is not None
+    assert [layer.prefetch for layer in ahead.layers] == [(1, 2)] * len(model.layers)
+    # no more than there are; none where nothing is copied, or a copy has no room beside another
+    all_but_one = LayerPolicy(True, tuple(range(model.layers[0].experts - 1)), ())
+    most = replace(policy, layers=(all_but_one,) * len(model.layers))
+    many = observing._copying_ahead(model, most, run(1000))
+    assert many is not None
+    assert {len(layer.prefetch) for layer in many.layers} == {1}
+    assert observing._copying_ahead(model, policy, run(0)) is None
+    assert observing._copying_ahead(model, replace(policy, slots=1), run(1000)) is None
