@@ -7,12 +7,12 @@
 Each checkpoint is packed and profiled once for each disk speed, before all of its runs. Its cells
 are planned, and then run several times in turns, each time with a fresh engine: a cell's runs lie
 minutes apart, since the machine is faster and slower by a fifth for half a minute at a time. The
-median counts, no cell is left out. A run is the workload again and again, until that takes as long
-as was asked for: about 20 s for the example, whose passes of 30 ms follow each second of the
-machine, and 7 s for the bulk checkpoints, whose rate the disk holds, so that the grid stays below
-half an hour. The plan, its groups and its contexts are those of one workload; more requests or
-tokens at once would be another plan. The rate is all new tokens over all time, times of kinds are
-means.
+median counts, no cell is left out. A run is the workload again and again, each time with other
+prompts, until that takes as long as was asked for: about 20 s for the example, whose passes of
+30 ms follow each second of the machine, and 7 s for the bulk checkpoints, whose rate the disk
+holds, so that the grid stays below half an hour. The plan, its groups and its contexts are those of
+one workload; more requests or tokens at once would be another plan. The rate is all new tokens over
+all time, times of kinds are means.
 
 Budgets are fractions of the checkpoint's weights. Keys and values stay on the device. The machine's
 drift (a fixed operation's time now over its time while profiling) and load stand beside each cell
@@ -90,12 +90,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Planned:
-    """A cell on its way: its plan, how often a run has its workload, and the runs so far."""
+    """A cell on its way: its plan, the prompts of each workload of a run, and the runs so far."""
 
     plan: Plan
     memory_bytes: int
-    prompts: list[list[int]]
-    times: int
+    groups: list[list[list[int]]]
     runs: list[Run]
 
 
@@ -124,14 +123,14 @@ class Bench:
         plan = make_plan(
             self.profile, workload, memory_bytes=memory_bytes, time_limit_seconds=5, kv="device"
         )
-        prompts = run_prompts(self.profile, workload)
         times = max(round(self.seconds * 1e9 / plan.predicted.totals.wall_ns), 1)
-        return Planned(plan, memory_bytes, prompts, times, [])
+        groups = [run_prompts(self.profile, workload, turn) for turn in range(times)]
+        return Planned(plan, memory_bytes, groups, [])
 
     def run(self, cell: Planned) -> None:
         """Once more."""
         copies = [self._copies(cell.plan)]
-        traces = self._traces(cell.plan, cell.prompts, cell.times)
+        traces = self._traces(cell.plan, cell.groups)
         copies.append(self._copies(cell.plan))
         held = self._held(cell.plan, traces, [one for one in copies if one is not None])
         cell.runs.append(held)
@@ -165,19 +164,19 @@ class Bench:
             kinds=middle.kinds,
             copy_drift=statistics.median(copy_drifts) if copy_drifts else None,
             planned=promised.value if self.corrected else None,
-            times=cell.times,
+            times=len(cell.groups),
         )
 
     def trace_of(self, plan: Plan, prompts: list[list[int]]) -> Trace:
         """One workload, with a fresh engine."""
-        (trace,) = self._traces(plan, prompts, 1)
+        (trace,) = self._traces(plan, [prompts])
         return trace
 
-    def _traces(self, plan: Plan, prompts: list[list[int]], times: int) -> list[Trace]:
-        """The workload so many times, one after the other, with a fresh engine."""
+    def _traces(self, plan: Plan, groups: list[list[list[int]]]) -> list[Trace]:
+        """The workload with these prompts, one after the other, with a fresh engine."""
         pace, traces = self.paced_bytes_per_second, []
         with Engine.from_plan(plan, paced_bytes_per_second=pace) as engine:
-            for _ in range(times):
+            for prompts in groups:
                 engine.generate(prompts, plan.workload.new_tokens)
                 traces.append(engine.trace())
         return traces

@@ -46,8 +46,9 @@ def grid(work: Path) -> list[Job]:
     return jobs
 
 
-def run_prompts(profile: Profile, workload: Workload) -> list[list[int]]:
-    """Token ids of unequal length, the longest as planned.
+def run_prompts(profile: Profile, workload: Workload, turn: int = 0) -> list[list[int]]:
+    """Token ids of unequal length, the longest as planned; in each ``turn`` others, as far as there
+    are so many.
 
     Bundled texts that the profile has not recorded, or a synthetic checkpoint's own prompts; random
     tokens where there is no tokenizer.
@@ -56,7 +57,7 @@ def run_prompts(profile: Profile, workload: Workload) -> list[list[int]]:
     longest = workload.prompt_tokens
     own = folder / "prompts.jsonl"
     if not (folder / "tokenizer.json").exists():
-        generator = random.Random(0)
+        generator = random.Random(turn)
         vocabulary = profile.model.vocab_size
         ids = [[generator.randrange(vocabulary) for _ in range(longest)] for _ in range(count)]
     else:
@@ -65,6 +66,7 @@ def run_prompts(profile: Profile, workload: Workload) -> list[list[int]]:
             lines = own.read_text(encoding="utf-8").splitlines()
             texts = [json.loads(line)["prompt"] for line in reversed(lines)]
         else:
-            texts = bundled_prompts(64 + count)[64:]
-        ids = [tokenizer.encode(text) for text in texts]
-    return [ids[index % len(ids)][: max(longest - index % 4, 1)] for index in range(count)]
+            texts = bundled_prompts(64 + (turn + 1) * count)[64:]
+        places = [(turn * count + index) % len(texts) for index in range(count)]
+        ids = [tokenizer.encode(texts[at]) for at in places]
+    return [one[: max(longest - index % 4, 1)] for index, one in enumerate(ids)]

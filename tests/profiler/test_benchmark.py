@@ -223,10 +223,12 @@ def test_a_run_is_its_workload_again_and_again(
     out = folder / "longer.json"
     module: Any = benchmark_module
     seen: list[Any] = []
+    groups: list[Any] = []
     real = module.Bench._traces
 
-    def kept(self: Any, *asked: Any) -> Any:
-        seen.append(real(self, *asked))
+    def kept(self: Any, plan: Any, asked: Any) -> Any:
+        groups.extend(asked)
+        seen.append(real(self, plan, asked))
         return seen[-1]
 
     monkeypatch.setattr(module.Bench, "_traces", kept)
@@ -237,6 +239,9 @@ def test_a_run_is_its_workload_again_and_again(
     (cell,), (traces,) = json.loads(out.read_text())["cells"], seen
     assert before["times"] == 1
     assert cell["times"] == len(traces) == 3
+    # each time other prompts
+    assert [len(group) for group in groups] == [2, 2, 2]
+    assert groups[0] != groups[1] != groups[2] != groups[0]
     wall = sum(trace.totals.wall_ns for trace in traces)
     assert cell["measured"] == [round(3 * 6 * 1e9 / wall, 2)]
     spent = sum(trace.totals.duration_by_kind_ns["expert"] for trace in traces)
