@@ -211,6 +211,7 @@ def by_group(
     solver: str = "cpsat",
     objective: str = "throughput",
     seconds_each: float = 1.0,
+    cap_seconds: float | None = None,
     seed: int = 0,
     kv: Place = "auto",
     predictors: bool | None = None,
@@ -225,6 +226,8 @@ def by_group(
         As for ``make_plan``.
     seconds_each
         Time limit for each n and b, of a solver that searches.
+    cap_seconds
+        The cap, where it is to be another: the work stays that of ``seconds_each``.
     only
         Group sizes (sequences) to look at; None: all.
     progress
@@ -233,6 +236,7 @@ def by_group(
     goal = objective_named(objective, workload)
     found = candidates(profile, workload, memory_bytes, seed, goal, kv)
     searches = Feature.BOUND in load(solver).features
+    cap = seconds_each if cap_seconds is None else cap_seconds
     sizes = sorted(group_sizes(workload.requests) if only is None else only)
     points = []
     for done, size in enumerate(sizes):
@@ -246,10 +250,10 @@ def by_group(
             if not looks:
                 continue
             if searches:
-                limits = Limits(0.05 * seconds_each, seconds_each, seed)
+                limits = Limits(0.05 * seconds_each, cap, seed)
                 entry = run_solver(solver, candidate, limits, looks[0][1])
                 if profile.costs.raw is not None:
-                    deadline = time.monotonic() + seconds_each
+                    deadline = time.monotonic() + cap
                     entry = mixed(entry, partial(replace, limits), deadline)
             else:
                 entry = run_strategy(solver, profile, [candidate], looks, seed)

@@ -141,7 +141,9 @@ def test_a_group_size_has_the_mix_that_suits_it(profile_factory: Any) -> None:
     )
     best = []
     for one in (profile, packed, plain):
-        (point,) = by_group(one, WORKLOAD, memory_bytes=budget, only=[group], seconds_each=0.5)
+        (point,) = by_group(
+            one, WORKLOAD, memory_bytes=budget, only=[group], seconds_each=0.1, cap_seconds=600.0
+        )
         assert point.objective is not None
         best.append(point.objective)
     assert 1.01 * best[0] < min(best[1:])
