@@ -13,7 +13,7 @@ __all__ = ["refusal"]
 
 def refusal(capsys: pytest.CaptureFixture[str], *argv: Any, code: int = 2) -> str:
     """What a command says of bad input: one line on stderr, and nothing on stdout."""
-    capsys.readouterr()  # of commands before: a slow one shows how far it is
+    capsys.readouterr()  # of commands before
     got = cli.main([str(part) for part in argv])
     out, err = capsys.readouterr()
     assert got == code, (out, err)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from moeplan import cli
+from moeplan import cli, output
 from planner.checkpoint import read_checkpoint
 from planner.documents import (
     Event,
@@ -34,6 +34,14 @@ from planner.documents import (
 from planner.memory import smallest_budget
 
 MS = 1_000_000
+
+
+@pytest.fixture(scope="session", autouse=True)
+def silent() -> Iterator[None]:
+    """However slow a command is here, no line of how far it is comes before what it says."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(output, "time", SimpleNamespace(monotonic=lambda: 0.0))
+        yield
 
 
 def one_pass(index: int, at: int, slow: int = 1) -> list[Event]:
