@@ -27,7 +27,7 @@ def writing(out: Path, rest: str = "") -> list[str]:
 
 def test_a_commands_end_is_a_document_or_a_reason(tmp_path: Path) -> None:
     capped: Any = importlib.import_module("benchmarks.capped")
-    free = capped.Limits(None, None, 20.0)
+    free = capped.Limits(None, None, 300.0)
     out = tmp_path / "out.json"
     ended = capped.run_capped(writing(out), out, free, tmp_path)
     assert (ended.document, ended.reason, ended.peak_bytes) == ([], None, None)
@@ -35,7 +35,7 @@ def test_a_commands_end_is_a_document_or_a_reason(tmp_path: Path) -> None:
     silent = [sys.executable, "-c", "import sys; sys.exit('no such thing')"]
     ended = capped.run_capped(silent, out, free, tmp_path)
     assert (ended.document, ended.reason) == (None, "exit code 1: no such thing")
-    slow = writing(out, "import time; time.sleep(30)")
+    slow = writing(out, "import time; time.sleep(600)")
     ended = capped.run_capped(slow, out, capped.Limits(None, None, 0.5), tmp_path)
     assert (ended.document, ended.reason) == (None, "not done after 0 s")
 

@@ -492,7 +492,7 @@ def freed(kind: type[Exception], ask: Callable[[], object]) -> bool:
         else:
             pytest.fail("no error")
         # a thread that raised it may not have come to its end
-        end = time.monotonic() + 2
+        end = time.monotonic() + 60
         while held() is not None and time.monotonic() < end:
             time.sleep(0.005)
         return held() is None

@@ -33,7 +33,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DirectFile]:
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     cuts=st.lists(st.integers(0, SIZE - 1), min_size=2, max_size=7, unique=True),
@@ -105,7 +106,7 @@ def test_pacer_holds_the_pace() -> None:
     free = Pacer(None)
     begin = time.perf_counter_ns()
     free.wait(begin, 1 << 40)
-    assert time.perf_counter_ns() - begin < 1_000_000_000
+    assert time.perf_counter_ns() - begin < 60_000_000_000
 
 
 def test_idle_time_earns_no_credit() -> None:

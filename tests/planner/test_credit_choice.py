@@ -37,7 +37,10 @@ from solvers.replay import replay
 from tests.bursting import bursting
 
 WORKLOAD = Workload(requests=4, prompt_tokens=8, new_tokens=6)
-ASKED: dict[str, Any] = {"solver": "cpsat", "objective": "throughput", "seed": 0}
+# a cap that no busy machine reaches: which policy comes out must not hang on the clock
+ASKED: dict[str, Any] = {
+    "solver": "cpsat", "objective": "throughput", "seed": 0, "cap_seconds": 60.0
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ def test_what_comes_again_is_worth_a_cache(make: Any) -> None:
 
 def test_a_bound_of_schedules_without_caches_is_not_told_of_one_with(make: Any) -> None:
     problem = in_turns(make)
-    outcome = load("cpsat").solve(problem, Limits(work=0.5, seconds=20.0))
+    outcome = load("cpsat").solve(problem, Limits(work=0.5, seconds=600.0))
     assert outcome.schedule is not None
     assert outcome.bound is not None
     value = measure(problem, replay(problem, outcome.schedule))
@@ -60,7 +60,7 @@ def test_where_copies_take_longer_a_cache_has_a_bound_of_its_own(make: Any) -> N
     """
     stage = Stage(None, (make.unit(300, 5),) * 3)
     problem = in_turns(make).replace(stages=(stage,))
-    outcome = load("cpsat").solve(problem, Limits(work=0.5, seconds=20.0))
+    outcome = load("cpsat").solve(problem, Limits(work=0.5, seconds=600.0))
     assert outcome.schedule is not None
     assert outcome.schedule.eviction != "none"
     assert outcome.bound is not None

@@ -15,7 +15,7 @@ from solvers.problem import Problem, Stage
 from solvers.registry import Feature, Limits, load, names
 from solvers.replay import measure, replay
 
-LIMITS = Limits(work=0.5, seconds=20.0)
+LIMITS = Limits(work=0.5, seconds=600.0)
 
 
 def solved(name: str, problem: Problem) -> tuple[Outcome, int]:

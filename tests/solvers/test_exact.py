@@ -16,7 +16,7 @@ from solvers.problem import Problem, Stage
 from solvers.registry import Limits, load
 from solvers.sets_model import SetsModel
 
-LIMITS = Limits(work=5.0, seconds=30.0)
+LIMITS = Limits(work=5.0, seconds=600.0)
 ENGINES = {"cpsat": solve_model, "highs": solve_with_highs, "cbc": solve_with_cbc}
 
 

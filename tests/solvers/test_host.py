@@ -19,7 +19,7 @@ from solvers.problem import Problem, Stage
 from solvers.registry import Limits, load
 from solvers.replay import measure, objective, replay
 
-LIMITS = Limits(work=0.5, seconds=20.0)
+LIMITS = Limits(work=0.5, seconds=600.0)
 
 
 def one_stage(
@@ -219,7 +219,7 @@ def test_search_reaches_the_best_rule(make: Any) -> None:
             for share in shares
         }
         best = min(values.values())
-        outcome = load("cpsat").solve(problem, Limits(work=0.05, seconds=20.0))
+        outcome = load("cpsat").solve(problem, Limits(work=0.05, seconds=600.0))
         assert outcome.schedule is not None
         assert outcome.bound is not None
         found = objective(problem, outcome.schedule)

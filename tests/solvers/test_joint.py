@@ -21,7 +21,7 @@ from solvers.registry import Limits, load
 from solvers.relaxation import relax
 from solvers.replay import measure, objective, replay
 
-LIMITS = Limits(work=20.0, seconds=60.0)
+LIMITS = Limits(work=20.0, seconds=600.0)
 
 
 def tiny(make: Any, seed: int) -> Problem:

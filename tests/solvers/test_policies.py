@@ -15,7 +15,7 @@ from solvers.problem import Problem, Stage, Unit
 from solvers.registry import Limits, load
 from solvers.replay import objective
 
-LIMITS = Limits(work=5.0, seconds=60.0)
+LIMITS = Limits(work=5.0, seconds=600.0)
 
 
 def tiny(make: Any, seed: int) -> Problem:

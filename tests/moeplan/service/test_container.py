@@ -26,7 +26,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
-WAIT_SECONDS = 60
+WAIT_SECONDS = 300
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -137,7 +137,7 @@ def readiness(port: str, path: str, token: str | None = None) -> int:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=WAIT_SECONDS) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         with error:
