@@ -41,6 +41,8 @@ _LEAST_DEPTH_SECONDS = 0.003
 _ALIKE_RATES, _ALIKE_DEPTHS = 1.07, 1.6
 """A burst over the middle one of several, or the other way round."""
 _STEP_SECONDS = 0.001
+_AHEAD = 0.95
+"""Of what a stream is ahead of its lasting rate over time the quantile that is the depth."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -229,8 +231,10 @@ def _bursts(streams: Sequence[Stream]) -> list[_Found]:
     """The token buckets that explain the streams that show one: bytes(t) = min(peak t, depth +
     rate t), with the median of all rates. Streams that are not near that were disturbed.
 
-    The depth is what a stream is ahead of that rate, in the middle: between what it is before and
-    after a pause, and whether or not it lost some credit later.
+    The depth is what a stream is ahead of that rate at its best: of the kernel's slices, which a
+    stream without a pause spends at their beginnings, those that compute in between have all of one
+    at any time. (With half of it a plan that reads 0.78 GB/s of 0.8 was predicted 16% slower than
+    it ran.)
     """
     rates = [lasting_rate(one) for one in streams]
     known = [rate for rate in rates if rate is not None]
@@ -240,12 +244,12 @@ def _bursts(streams: Sequence[Stream]) -> list[_Found]:
         if own is None or max(own / rate, rate / own) >= _ALIKE_RATES:
             continue
         at, by_then = _lasting_part(one)
-        depth = float(np.median(by_then - rate * at))
+        depth = float(np.quantile(by_then - rate * at, _AHEAD))
         if depth < rate * _LEAST_DEPTH_SECONDS:
             continue
         ends, read = np.array(one.end_ns) / 1e9, np.array(one.read_bytes)
-        first = int(np.argmax(read >= depth + rate * ends))
-        peak = float(read[first] / ends[first])
+        first = np.flatnonzero(read >= depth + rate * ends)[:1]
+        peak = float((read[first] / ends[first]).sum())
         if peak >= _LEAST_RATIO * rate:
             found.append(_Found(own, depth, peak))
     return found
