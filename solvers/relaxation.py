@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +21,7 @@ from solvers.problem import Problem
 from solvers.program import MIB, MS, Floats, Program
 from solvers.proof import proven_ns
 from solvers.proof_host import least_ns
-from solvers.relaxation_charged import ChargedRows, first_columns, more_columns
+from solvers.relaxation_charged import Ahead, ChargedRows
 from solvers.relaxation_host import HostRows
 from solvers.relaxation_plan import Columns, PlanRows
 
@@ -65,6 +66,28 @@ class _Solved:
     memory_price: float
 
 
+@dataclass(slots=True)
+class _Case:
+    """Slots from ``least`` to ``last`` or on, the best of its programs, and how many it may have
+    yet."""
+
+    least: int
+    last: int | None
+    turns: int
+    best: _Solved | None = None
+
+    @property
+    def found(self) -> _Solved:
+        """``best``, which is there."""
+        if self.best is None:
+            raise ValueError("no program of these slots was solved")
+        return self.best
+
+    def proven(self) -> int:
+        """By the best, in ns."""
+        return self.found.proven_ns or 0
+
+
 def relax(
     problem: Problem,
     *,
@@ -106,79 +129,56 @@ def relax(
     limits = iteration_limit, deadline
     charges = exact_demand and problem.price is not None
     policies = "plan" if charges else policies
-    turns = (_TURNS if every_slot else 2) if charges else 0
+    turns = (_TURNS if every_slot else 2) if charges else 1
+    ahead = Ahead(problem) if charges else None
 
-    columns = np.zeros(problem.scenarios.demand.shape, dtype=bool)
+    def solve(case: _Case) -> bool:
+        one = _solve(problem, case.least, case.last, exact_demand, policies, limits, ahead)
+        case.turns -= 1
+        if one is None or (ahead is not None and one.proven_ns is None):
+            return False
+        if case.best is None or (one.proven_ns or 0) > (case.best.proven_ns or 0):
+            case.best = one
+        if ahead is None or not ahead.widen(one.proof, one.resident, one.value):
+            case.turns = 0
+        return True
 
-    def solve(least: int, last: int | None) -> _Solved | None:
-        nonlocal columns
-        if not turns:
-            return _solve(problem, least, last, exact_demand, policies, limits)
-        one, columns = _solve_charged(problem, least, last, policies, limits, turns, columns)
-        return one
+    def refine(cases: list[_Case], enough: Callable[[], bool] = lambda: False) -> None:
+        """Again with more that may be copied ahead, for as long as what proves least may gain."""
+        while not enough():
+            weakest = min(cases, key=_Case.proven)
+            if weakest.turns < 1 or not solve(weakest):
+                break
 
-    first = solve(int(streams), None)
-    if first is None:
+    first = _Case(int(streams), None, turns)
+    if not solve(first):
         return None
-    solved = [first]
-    if every_slot and exact_demand and streams and first.slots < _FIXED_SLOTS + 1:
-        cases: list[tuple[int, int | None]] = [(k, k) for k in range(1, _FIXED_SLOTS + 1)]
-        cases.append((_FIXED_SLOTS + 1, None))
-        for least, last in cases:
-            if least <= most:
-                one = solve(least, last)
-                if one is None:
-                    break
-                solved.append(one)
-        else:
-            # a program without a solution stands for slots that leave no room for the rest
-            solved = solved[1:]
+
+    def few() -> bool:
+        each = every_slot and exact_demand and streams
+        return each and first.found.slots < _FIXED_SLOTS + 1
+
+    refine([first], lambda: few() and first.turns < turns - 1)
+    cases = [first]
+    if few():
+        ends: list[tuple[int, int | None]] = [(k, k) for k in range(1, _FIXED_SLOTS + 1)]
+        ends.append((_FIXED_SLOTS + 1, None))
+        own = [_Case(*each, turns) for each in ends if each[0] <= most]
+        # a program without a solution stands for slots that leave no room for the rest
+        if all(map(solve, own)):
+            cases = own
+        refine(cases)
+    solved = [case.found for case in cases]
     best = min(solved, key=lambda one: one.value)
     bound = Bound(math.floor(best.value * MS), policies)
     if exact_demand:
-        values = [one.proven_ns for one in solved]
-        if any(value is None for value in values):
+        values = [one.proven_ns for one in solved if one.proven_ns is not None]
+        if len(values) < len(solved):
             return None
-        proofs = tuple(one.proof for one in solved)
-        least_ns = min(value for value in values if value is not None)
-        bound = Bound(least_ns, policies, proofs)
+        bound = Bound(min(values), policies, tuple(one.proof for one in solved))
     return Relaxed(
-        bound,
-        best.resident,
-        best.start_resident,
-        best.slots,
-        best.memory_price * MS / MIB,
+        bound, best.resident, best.start_resident, best.slots, best.memory_price * MS / MIB
     )
-
-
-def _solve_charged(
-    problem: Problem,
-    least_slots: int,
-    most_slots: int | None,
-    policies: BoundClass,
-    limits: tuple[int, float],
-    turns: int,
-    columns: npt.NDArray[np.bool_],
-) -> tuple[_Solved | None, npt.NDArray[np.bool_]]:
-    """``_solve`` with columns of what may be copied ahead, and more of them for as long as their
-    lack takes anything off what is proven: the best of these programs, and the columns."""
-    best: _Solved | None = None
-    for _ in range(turns):
-        one = _solve(problem, least_slots, most_slots, True, policies, limits, columns)
-        if one is None or one.proven_ns is None:
-            break
-        if best is None or best.proven_ns is None or one.proven_ns > best.proven_ns:
-            best = one
-        more = first_columns(problem, one.resident)
-        if columns.any():
-            found = more_columns(problem, one.proof, columns, one.value)
-            if found is None:
-                break
-            more = found
-        if not (more & ~columns).any():
-            break
-        columns = columns | more
-    return best, columns
 
 
 def _solve(
@@ -188,11 +188,11 @@ def _solve(
     exact_demand: bool,
     policies: BoundClass,
     limits: tuple[int, float],
-    columns: npt.NDArray[np.bool_] | None = None,
+    copied: Ahead | None = None,
 ) -> _Solved | None:
     """One program: slots from ``least_slots`` on, or as many as that and no more; ``limits`` are
-    iterations, and a moment of ``time.monotonic``; ``columns`` what may be copied ahead where that
-    is charged, else None."""
+    iterations, and a moment of ``time.monotonic``; ``copied`` what may be copied ahead, where it is
+    charged."""
     scenarios = problem.scenarios
     passes, stages, width = shape = scenarios.demand.shape
     fixed = least_slots == most_slots
@@ -263,7 +263,7 @@ def _solve(
             host.put(holding, demand * copy + work)
     extra = None
     charged = None
-    if columns is not None:
+    if copied is not None:
         charged = ChargedRows(
             problem,
             program,
@@ -274,14 +274,16 @@ def _solve(
             ahead,
             follows,
             busy,
-            columns,
+            copied,
             serial=fixed and least_slots == 1,
         )
     elif policies == "plan":
         shared = Columns(resident, kept, slots, start_room, lasts, follows, pace)
         serial = fixed and least_slots == 1 and host is None
         extra = PlanRows(problem, program, shared, host, serial=serial)
-    large = extra is not None or charged is not None or passes * stages > _LARGE or host is not None
+    large = extra is not None or host is not None or passes * stages > _LARGE
+    if copied is not None:
+        large = copied.interior
     iterations, deadline = limits
     left = deadline - time.monotonic()
     solution = program.solve(iterations, interior=large, seconds=left)

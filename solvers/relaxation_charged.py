@@ -1,7 +1,10 @@
 """The rows that charge what is copied ahead in vain: see ``solvers.proof_charged``.
 
 A column for what is copied ahead of each item in each pass would be too many: there are columns of
-those that look worth it, and of more where the duals say so.
+those that look worth it, and of more where the duals say so. That no more is copied ahead of an
+item than streams of it is a row for each of them; where the item is demanded by none and no program
+has made any of it resident, that is the column's end, and the proof, which knows better, only
+gains.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from solvers.program import MS, Floats, Indices, Program
 from solvers.proof_charged import extents, gains
 from solvers.proof_plan import PlanTimes
 
-__all__ = ["ChargedRows", "first_columns", "more_columns"]
+__all__ = ["Ahead", "ChargedRows"]
 
 Bools = npt.NDArray[np.bool_]
 
@@ -28,9 +31,11 @@ _LIKELY = 4
 """Items of each stage that have columns in all passes from the start."""
 _SMALL = 1e-4
 """What all columns not there take off less of the bound than this share is left."""
+_HIDDEN = 0.3
+"""Share of all time that ``whole`` accounts for, from which on an interior point is worth it."""
 
 
-def first_columns(problem: Problem, resident: Floats) -> Bools:
+def _first_columns(problem: Problem, resident: Floats) -> Bools:
     """[passes, stages, items]: those demanded that are not resident, and of each stage the few most
     likely ones of these in all passes."""
     asked, real = problem.scenarios.demand > 0, problem.copy_ns > 0
@@ -43,7 +48,7 @@ def first_columns(problem: Problem, resident: Floats) -> Bools:
     return found
 
 
-def more_columns(problem: Problem, proof: Proof, columns: Bools, value_ms: float) -> Bools | None:
+def _more_columns(problem: Problem, proof: Proof, columns: Bools, value_ms: float) -> Bools | None:
     """Those without that take most off the bound; None where all together take next to nothing.
 
     What an item in all passes together takes off counts as far as it is not made up for by memory
@@ -72,6 +77,43 @@ def more_columns(problem: Problem, proof: Proof, columns: Bools, value_ms: float
     return found
 
 
+class Ahead:
+    """What has columns so far: nothing, to begin with.
+
+    Attributes
+    ----------
+    columns
+        [passes, stages, items]: which copies ahead.
+    contested
+        [stages, items]: which items a program has made resident, wholly or in part.
+    interior
+        Whether programs are solved by an interior point. The simplex method takes a fifth of its
+        time where copies are waited for; where they hide behind work there are many optima, and
+        what it says of columns that are not there is less to the point.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._weight = int(problem.scenarios.weight.sum()) * len(problem.stages)
+        self.columns: Bools = np.zeros(problem.scenarios.demand.shape, dtype=bool)
+        self.contested: Bools = np.zeros(problem.copy_ns.shape, dtype=bool)
+        self.interior = True
+
+    def widen(self, proof: Proof, resident: Floats, value_ms: float) -> bool:
+        """More, after a program with the columns so far; False where that gains next to nothing."""
+        contested = self.contested | (resident > 1e-6)
+        more: Bools | None = _first_columns(self._problem, resident)
+        if proof.charged is not None and not self.columns.any():
+            hidden = int(proof.charged.whole.sum()) / proof.scale
+            self.interior = hidden > _HIDDEN * self._weight
+        if self.columns.any():
+            more = _more_columns(self._problem, proof, self.columns, value_ms)
+        if more is None or not (more & ~self.columns).any():
+            return False
+        self.columns, self.contested = self.columns | more, contested
+        return True
+
+
 class ChargedRows:
     """Puts columns and rows into a program, and makes multipliers of the duals.
 
@@ -86,8 +128,8 @@ class ChargedRows:
         [passes, stages]: False where a run begins.
     busy
         Rows of the channel.
-    columns
-        [passes, stages, items]: which copies ahead have columns.
+    copied
+        Which copies ahead have columns.
     serial
         There is one slot.
     """
@@ -103,7 +145,7 @@ class ChargedRows:
         ahead: Indices,
         follows: Bools,
         busy: Indices,
-        columns: Bools,
+        copied: Ahead,
         *,
         serial: bool,
     ) -> None:
@@ -137,11 +179,13 @@ class ChargedRows:
         self._fit = program.row(rows, 0.0)
         program.put(self._fit, slots, float(copy.max(initial=0.0)))
 
-        places = index, stage, item = np.nonzero(columns & (problem.copy_ns > 0))
+        columns, contested = copied.columns & (problem.copy_ns > 0), copied.contested
+        places = index, stage, item = np.nonzero(columns & (active | contested))
         at, asked = (index, stage), active[places].astype(np.float64)
         cap = program.row((len(index),), -1.0)
         program.put(cap, resident[stage, item], -1.0)
-        for extent in extents(problem):
+        every = extents(problem)
+        for extent in every:
             most = extent[places] / MS
             waited = price.waited_ps(problem.copy_ns, extent)[places] / MS
             own = program.column(
@@ -155,6 +199,22 @@ class ChargedRows:
             program.put(self._whole[at], own, asked * np.minimum(most, gain[places]))
             program.put(busy[at], own, (asked - 1.0) * most)
             program.put(self._fit[at], own, -most)
+
+        # in vain: the first part of a copy is worth no less than the rest
+        places = index, stage, _ = np.nonzero(columns & ~active & ~contested)
+        at, before_it = (index, stage), np.zeros_like(every[0])
+        for extent in (price.first_ns(problem.copy_ns), every[0]):
+            ends = [price.waited_ps(problem.copy_ns, one)[places] for one in (before_it, extent)]
+            most = (extent - before_it)[places] / MS
+            own = program.column(
+                (len(index),),
+                0.0,
+                (most > 0).astype(np.float64),
+                -price.ppm[places] * ((ends[1] - ends[0]) / MS / PARTS),
+            )
+            program.put(busy[at], own, -most)
+            program.put(self._fit[at], own, -most)
+            before_it = extent
 
     def proof(self, duals: Floats, integers: Callable[[Floats], Integers]) -> ChargedProof:
         """Multipliers."""

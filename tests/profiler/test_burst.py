@@ -73,9 +73,7 @@ def test_the_kernels_slices_are_a_bucket_of_what_they_are_ahead_at_best(peak: fl
     found = lasting([slices(4e8, peak)] * 3)
     assert found is not None
     assert found.bandwidth.value == pytest.approx(4e8, rel=0.01)
-    assert found.burst.depth_bytes.value == pytest.approx(
-        0.95 * 4e7 * (1 - 4e8 / peak), rel=0.1
-    )
+    assert found.burst.depth_bytes.value == pytest.approx(0.95 * 4e7 * (1 - 4e8 / peak), rel=0.1)
     assert found.burst.peak_bytes_per_second.value == pytest.approx(peak, rel=0.01)
 
 

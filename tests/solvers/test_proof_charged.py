@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from solvers import relaxation_charged
 from solvers.checker import check_proofs
 from solvers.errors import OptionError
 from solvers.outcome import Bound, ChargedProof, Proof, Schedule, StageChoice
 from solvers.policies import every_policy
 from solvers.price import PARTS, AheadPrice
 from solvers.problem import Problem, Stage, Unit
+from solvers.program import Program
 from solvers.proof import proven_ns
 from solvers.registry import Limits, load
 from solvers.relaxation import plan_bound, relax
@@ -246,3 +249,34 @@ def test_what_is_malformed_is_refused(hopeless: Problem) -> None:
         replace(price, rest=price.rest[:1])
     with pytest.raises(OptionError, match="negative entry"):
         replace(price, rest=price.rest - 1_001)
+
+
+def test_how_programs_are_solved_is_not_what_they_prove(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the simplex method or by an interior point: optima differ in what they say of columns that
+    are not there, of which there are more with each turn."""
+    ways: list[bool] = []
+    real = Program.solve
+
+    def noted(self: Any, limit: int, *, interior: bool = False, seconds: float = math.inf) -> Any:
+        ways.append(interior)
+        return real(self, limit, interior=interior, seconds=seconds)
+
+    monkeypatch.setattr(Program, "solve", noted)
+    seen = 0
+    for seed in range(12):
+        problem, proven = priced(make, seed), []
+        for hidden, later in ((0.0, True), (1e9, False)):
+            monkeypatch.setattr(relaxation_charged, "_HIDDEN", hidden)
+            ways.clear()
+            relaxed = relax(problem)
+            assert relaxed is not None
+            assert list(check_proofs(problem, relaxed.bound)) == []
+            # the first says how the others are solved: of theirs nothing hides behind 0 of the time
+            assert ways[0]
+            assert hidden == 0 or not any(ways[1:])
+            seen += later and any(ways[1:])
+            proven.append(relaxed.bound.value_ns)
+        assert proven[0] == pytest.approx(proven[1], rel=2e-3)
+    assert seen > 0
