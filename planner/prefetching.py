@@ -33,7 +33,8 @@ Floats = npt.NDArray[np.float64]
 def choose_predictors(plan: Plan, profile: Profile, seed: int = 0) -> Plan:
     """``plan`` with a predictor for each layer that has one better than its list, and a note.
 
-    Everything else stays, what is predicted, too: ``planner.looking_ahead`` states that anew.
+    Layers that follow one already keep it. Everything else stays, what is predicted, too:
+    ``planner.looking_ahead`` states that anew.
 
     Raises
     ------
@@ -49,7 +50,8 @@ def choose_predictors(plan: Plan, profile: Profile, seed: int = 0) -> Plan:
     group = min(policy.n_batches * policy.batch_size, plan.workload.requests)
     layers = list(policy.layers)
     moe = profile.routing.moe_layers
-    wanted = [column for column in range(1, len(moe)) if layers[moe[column]].prefetch]
+    ahead = [column for column in range(1, len(moe)) if layers[moe[column]].prefetch]
+    wanted = [column for column in ahead if layers[moe[column]].predictor == "plan"]
     predictors = {name: make_predictor(name, tables.copy()) for name in _NAMES}
     found: dict[tuple[int, str], list[int]] = {
         (column, name): [] for column in wanted for name in ("plan", *_NAMES)
@@ -94,7 +96,7 @@ def choose_predictors(plan: Plan, profile: Profile, seed: int = 0) -> Plan:
     return dataclasses.replace(
         plan,
         policy=dataclasses.replace(policy, layers=tuple(layers)),
-        notes=(*plan.notes, _note(used, before, after, total)),
+        notes=(*plan.notes, _note(used, before, after, total, len(ahead) - len(wanted))),
     )
 
 
@@ -109,8 +111,10 @@ def _pick(
     return best(scores, popularity, len(layer.prefetch), frozenset(layer.resident))
 
 
-def _note(used: Counter[str], before: int, after: int, needed: int) -> str:
+def _note(used: Counter[str], before: int, after: int, needed: int, follow: int) -> str:
     better = {name: count for name, count in used.items() if name != "plan"}
+    if not used and follow:
+        return "predictors: each layer that prefetches follows one already"
     if not used:
         return "predictors: the plan prefetches nothing that one could name better"
     if not better:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.check import check_plan
+from planner.check import check_plan, check_policy
 from planner.documents import LayerPolicy, Plan, Workload, document_hash
 from planner.prefetching import choose_predictors
 from planner.profiles import Profile
@@ -72,6 +72,29 @@ def test_a_router_that_is_not_resident_is_not_asked(plan: Plan, profile: Profile
     names = {layer.predictor for layer in made.policy.layers}
     assert "lookahead" not in names
     assert "coactivation" in names
+
+
+def test_a_layer_that_follows_a_predictor_already_keeps_it(plan: Plan, profile: Profile) -> None:
+    """``coactivation`` would find more in the second layer, which looks ahead and waits for it."""
+    second, third = profile.routing.moe_layers[1:3]
+    layers = list(plan.policy.layers)
+    layers[second] = replace(layers[second], predictor="lookahead", waits=True)
+    made = choose_predictors(
+        replace(plan, policy=replace(plan.policy, layers=tuple(layers))), profile
+    )
+    assert made.policy.layers[second] == layers[second]
+    assert made.policy.layers[third].predictor == "lookahead"
+    assert check_policy(made.policy) == []
+    everywhere = tuple(
+        replace(layer, predictor="lookahead", waits=True) if layer.prefetch else layer
+        for layer in plan.policy.layers[second:]
+    )
+    first = replace(plan.policy.layers[0], prefetch=())
+    rest = plan.policy.layers[1:second]
+    all_look = replace(plan.policy, layers=(first, *rest, *everywhere))
+    made = choose_predictors(replace(plan, policy=all_look), profile)
+    assert made.policy == all_look
+    assert made.notes[-1] == "predictors: each layer that prefetches follows one already"
 
 
 def test_lists_that_are_as_good_stay(plan: Plan, profile: Profile) -> None:
