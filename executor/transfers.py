@@ -64,6 +64,9 @@ class Transfers:
         self.stuck = False
         self._stopping = False
         self._held = False
+        # whether the reader waits for something to copy, and what it then copies first
+        self._idle = False
+        self._chosen: Chunk | None = None
         self._thread = threading.Thread(target=self._run, name="moeplan-reader", daemon=True)
 
     def start(self) -> None:
@@ -82,12 +85,14 @@ class Transfers:
             while True:
                 with self._changed:
                     chunk = self._next_chunk()
+                    self._idle = chunk is None
                     while chunk is None and not self._stopping:
                         self._close_segment(current, segment)
                         current = None
                         self._changed.wait()
                         since = time.perf_counter_ns()
-                        chunk = self._next_chunk()
+                        chunk, self._chosen = self._chosen, None
+                    self._idle = False
                 if chunk is None:
                     break
                 if current is None or (chunk.unit, chunk.kind) != (current.unit, current.kind):
@@ -110,6 +115,16 @@ class Transfers:
                 self._failure = error
                 self._changed.notify_all()
         self._close_segment(current, segment)
+
+    def _stir(self) -> None:
+        """Something has changed: wake the reader if it has something to copy now.
+
+        Most operations give it nothing, and a thread that wakes for nothing takes the interpreter
+        from compute."""
+        if self._idle and self._chosen is None:
+            self._chosen = self._next_chunk()
+            if self._chosen is not None:
+                self._changed.notify_all()
 
     def _next_chunk(self) -> Chunk | None:
         return None if self._stopping or self._held else self._schedule.next_chunk()
@@ -173,7 +188,7 @@ class Transfers:
         with self._changed:
             self._check()
             self._schedule.enter(pass_index, stage)
-            self._changed.notify_all()
+            self._stir()
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -186,7 +201,7 @@ class Transfers:
         finally:
             with self._changed:
                 self._held = False
-                self._changed.notify_all()
+                self._stir()
 
     def wait(self, unit: Unit) -> tuple[int | None, bool]:
         """Wait until ``unit`` is on the device: its slot (None: resident), and whether it waited.
@@ -221,26 +236,26 @@ class Transfers:
             if dense_stage is not None:
                 self._schedule.release_dense(dense_stage)
             routed = self._schedule.route(active, named, rows)
-            self._changed.notify_all()
+            self._stir()
             return routed
 
     def release_dense(self, stage: int) -> None:
         """A layer without experts is done with its dense part."""
         with self._changed:
             self._schedule.release_dense(stage)
-            self._changed.notify_all()
+            self._stir()
 
     def release_start(self, unit: Unit) -> None:
         """A batch is done with its keys and values in one layer."""
         with self._changed:
             self._schedule.release_start(unit)
-            self._changed.notify_all()
+            self._stir()
 
     def computed(self, unit: Unit) -> None:
         """A computation from ``unit`` has ended."""
         with self._changed:
             self._schedule.computed(unit)
-            self._changed.notify_all()
+            self._stir()
 
     @property
     def wasted_bytes(self) -> int:
