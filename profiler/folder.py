@@ -19,7 +19,7 @@ from planner.files import exists, read_regular
 from profiler.bench import Tokens
 from profiler.effort import Effort
 from profiler.measure import Measurement
-from profiler.observing import observe
+from profiler.observing import DECODE, observe
 from profiler.others import moment, taken, taken_words
 from profiler.prompts import bundled_prompts
 from profiler.record import Recording, longest_prompt, record_routing
@@ -40,6 +40,10 @@ _PROMPTS = 64
 _SYNTHETIC_LENGTHS = (16, 160)
 _NEW_TOKENS = 16
 _FEW_PROMPTS, _FEW_LENGTH = 64, 32
+_LOOKS = 3, 7
+"""How often short runs are made, at least and at most: as often as takes no more than a third of
+what measuring takes. The more often, the fewer passes each, as a small model's passes in one second
+say how the machine did in that second."""
 
 
 def profile_checkpoint(
@@ -157,22 +161,25 @@ def profile_checkpoint(
 
         def observing() -> None:
             measurement.runs += observe(
-                source, short, memory_bytes, backend=backend, threads=measurement.use
+                source,
+                short,
+                memory_bytes,
+                backend=backend,
+                threads=measurement.use,
+                decode=3 * DECODE // looks,
             )
 
         # each pass reads most of the weights, at about 1.5 GB/s
         each = model.total_bytes * 2 // 3
-        # runs lie between the measuring: a machine that grows faster or slower, for half a minute
-        # or for good, weighs as much in them as in what they are held against
+        # runs lie between the measuring: a machine that grows faster or slower, for a second, for
+        # half a minute or for good, weighs as much in them as in what they are held against
         looking = Task("short runs", 6 * each + 1_000_000_000, observing)
-        half = -(-len(measuring) // 2)
+        looks = _looks(measuring, looking)
         tasks = [
             Task("threads", 20 * measurement.effort.cell_ns, measurement.choose_threads),
             Task("routing of prompts", new_tokens * each + 2_000_000_000, record),
-            looking,
+            *_between(measuring, looking, looks),
         ]
-        for first in range(0, len(measuring), half):
-            tasks += [*measuring[first : first + half], looking]
         before = moment()
         run_tasks(tasks, progress)
         busy = taken_words(taken(before, moment()))
@@ -241,6 +248,19 @@ def record_checkpoint(
         estimate = new_tokens * model.total_bytes * 2 // 3 + 2_000_000_000
         run_tasks([Task("routing of prompts", estimate, record)], progress)
         return write_routing(out, model, recorded[0].arrays)
+
+
+def _looks(measuring: Sequence[Task], looking: Task) -> int:
+    """How often short runs are made beside this measuring."""
+    estimate = sum(task.estimate_ns for task in measuring)
+    return min(max(estimate // 3 // looking.estimate_ns, _LOOKS[0]), _LOOKS[1])
+
+
+def _between(measuring: Sequence[Task], looking: Task, looks: int) -> list[Task]:
+    """The measuring with short runs before it, behind it, and between parts equally long."""
+    part = -(-len(measuring) // (looks - 1))
+    parts = [measuring[first : first + part] for first in range(0, len(measuring), part)]
+    return [looking, *(task for one in parts for task in (*one, looking))]
 
 
 def _check_budget(memory_bytes: int) -> None:

@@ -18,12 +18,12 @@ from planner.documents import ModelSpec, Policy, ThreadUse, Workload
 from profiler.observed import Observed
 from profiler.record import EnoughError, recording_policy
 
-__all__ = ["observe"]
+__all__ = ["DECODE", "observe"]
 
 _SIZES = (8, 1)
 """Sequences of the runs after one of all that fit."""
-_DECODE = 24
-"""Decode passes of each run, at most."""
+DECODE = 24
+"""Decode passes of each run, at most; not fewer than six say anything, of which half count."""
 _SECONDS = 0.8
 """After so long a run ends, but not before its first decode pass."""
 _KEPT = 0.75
@@ -37,6 +37,7 @@ def observe(
     *,
     backend: Backend | None = None,
     threads: ThreadUse | None = None,
+    decode: int = DECODE,
 ) -> list[Observed]:
     """Run ``prompts`` for some passes: many at once, then eight, then one, as plans run them; then
     eight with experts copied ahead, where one comes while a layer is computed.
@@ -56,6 +57,8 @@ def observe(
         Device budget.
     backend, threads
         As of ``record_routing``.
+    decode
+        Decode passes of each run, at most.
 
     Returns
     -------
@@ -63,7 +66,7 @@ def observe(
         A run each; none if not even one sequence fits.
     """
     model, longest = source.model, len(prompts[0])
-    limit = min(1 + _DECODE, model.max_context - longest)
+    limit = min(1 + decode, model.max_context - longest)
     found = recording_policy(model, Workload(1, longest, limit), memory_bytes)
     if found is None:
         return []

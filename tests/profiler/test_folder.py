@@ -16,6 +16,8 @@ from planner.profiles import load_profile
 from planner.solve import make_plan
 from profiler import profile_checkpoint
 from profiler.effort import Effort
+from profiler.folder import _between, _looks
+from profiler.tasks import Task
 from solvers.errors import (
     BudgetError,
     CheckpointError,
@@ -24,6 +26,7 @@ from solvers.errors import (
     UnsupportedError,
 )
 
+SECOND = 10**9
 QUICK = Effort(cell_ns=1, rounds=1, fills=1, moment_ns=20_000_000, turns=1, passes=1, stream_ns=0)
 LARGE = 64 << 20
 
@@ -207,3 +210,19 @@ def test_bad_options_are_refused_before_anything_is_measured(
     with pytest.raises(CheckpointError, match="tokenizer"):
         profile_checkpoint(folder, out, memory_bytes=LARGE)
     assert not out.exists()
+
+
+def test_short_runs_lie_between_the_measuring_as_often_as_a_third_of_its_time_allows() -> None:
+    def task(what: str, seconds: int) -> Task:
+        return Task(what, seconds * SECOND, lambda: None)
+
+    # 36 s: a third is twelve runs of 1 s, six of 2 s, or one of 12 s; seven at most, three at least
+    measuring = [task(str(number), 6) for number in range(6)]
+    for seconds, looks in ((1, 7), (2, 6), (12, 3)):
+        assert _looks(measuring, task("runs", seconds)) == looks
+    runs = task("runs", 12)
+    names = [one.what for one in _between(measuring, runs, 3)]
+    assert names == ["runs", "0", "1", "2", "runs", "3", "4", "5", "runs"]
+    # five parts of six tasks: parts of two
+    names = [one.what for one in _between(measuring, runs, 6)]
+    assert names == ["runs", "0", "1", "runs", "2", "3", "runs", "4", "5", "runs"]

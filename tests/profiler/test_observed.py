@@ -127,6 +127,11 @@ def test_what_is_observed_recorded_nothing(
         made.clear()
         observe(source, several[:3], 64 << 20)
         assert [size for size, _, _ in made] == [3, 1]
+        # with fewer passes each where runs are made more often
+        made.clear()
+        (run, *_) = observe(source, several, 64 << 20, decode=10)
+        assert {limit for _, limit, _ in made} == {11}
+        assert {one.pass_index for one in run.events} == {0, *range(6, 11)}
         # where passes take long there is one of decode
         monkeypatch.setattr(observing, "_SECONDS", 0.0)
         found = observe(source, several, 64 << 20)
