@@ -189,6 +189,7 @@ class UnitReader:
         self._buffer = buffer
         self._pacer = pacer
         self._expander: Expander | None = None
+        self._counting = threading.Lock()
         self.bytes_read = 0
 
     def read(
@@ -299,7 +300,8 @@ class UnitReader:
             done += part
 
     def _account(self, started_ns: int, size_bytes: int) -> None:
-        self.bytes_read += size_bytes
+        with self._counting:
+            self.bytes_read += size_bytes
         self._pacer.wait(started_ns, size_bytes)
 
 
