@@ -401,7 +401,11 @@ class SlowReplay:
 
 
 def every_schedule(problem: Problem) -> list[Schedule]:
-    """All residents, prefetches in all orders, slots and reserves that the checker accepts."""
+    """All residents, prefetches in all orders, slots and reserves that the checker accepts.
+
+    But for those that differ in nothing: start slots where no start unit streams, and a reserve
+    where nothing is copied ahead. The fewest stand for them, which fit where more do.
+    """
     per_stage = []
     for stage in problem.stages:
         options = []
@@ -415,8 +419,11 @@ def every_schedule(problem: Problem) -> list[Schedule]:
         per_stage.append(options)
     found = []
     for stages in product(*per_stage):
-        for slots, start_slots in product(range(3), range(3)):
-            for reserve in range(slots + 1):
+        pairs = zip(problem.stages, stages, strict=True)
+        streams = any(stage.start and not choice.start_resident for stage, choice in pairs)
+        ahead = any(choice.prefetch for choice in stages)
+        for slots, start_slots in product(range(3), range(3 if streams else 1)):
+            for reserve in range(slots + 1) if ahead else (min(slots, 1),):
                 schedule = Schedule(stages, slots, start_slots, reserve)
                 if not list(check_schedule(problem, schedule)):
                     found.append(schedule)
