@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import json
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -165,7 +168,24 @@ def trace(plan: Plan) -> Trace:
     )
 
 
-# --- a real checkpoint, tiny: made once a session ------------------------------------------------
+# --- a real checkpoint, tiny: made once for all processes of a session ---------------------------
+
+
+def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """A folder that the first of pytest's processes makes, and all of them read."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        folder = factory.mktemp(name)
+        make(folder)
+        return folder
+    folder = factory.getbasetemp().parent / name
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "complete").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            (folder / "complete").touch()
+    return folder
 
 
 def write_tiny_checkpoint(folder: Path, seed: int = 7) -> None:
@@ -202,9 +222,10 @@ def write_tiny_checkpoint(folder: Path, seed: int = 7) -> None:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny checkpoint; read only."""
-    folder = tmp_path_factory.mktemp("checkpoint") / "tiny-moe"
-    write_tiny_checkpoint(folder)
-    return folder
+    made = shared(
+        tmp_path_factory, "checkpoint", lambda folder: write_tiny_checkpoint(folder / "tiny-moe")
+    )
+    return made / "tiny-moe"
 
 
 def run_json(*argv: Any) -> Any:
@@ -224,44 +245,46 @@ def command_json() -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def another_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Like ``tiny``, with other weights; read only."""
-    folder = tmp_path_factory.mktemp("another") / "other-moe"
-    write_tiny_checkpoint(folder, seed=8)
-    return folder
+    made = shared(
+        tmp_path_factory,
+        "another",
+        lambda folder: write_tiny_checkpoint(folder / "other-moe", seed=8),
+    )
+    return made / "other-moe"
 
 
 @pytest.fixture(scope="session")
 def made(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """Packed, profiled and planned by the commands themselves; read only."""
-    folder = tmp_path_factory.mktemp("made")
-    store, profile, plan = folder / "store", folder / "profile", folder / "plan.json"
-    prompts = folder / "prompts.txt"
-    # a byte is a token: 13, 14, 14 and 12 of the planned 14
-    prompts.write_text("def f(x, yy):\nimport os, sys\nclass A(Base):\nreturn 1 + 2\n")
-    texts = folder / "texts.txt"
-    texts.write_text("".join(f"for i in {i:02}:\n" for i in range(24)))
     # between the least that works and what holds everything
     model = read_checkpoint(tiny).model
     least = smallest_budget(model, Workload(4, 14, 4), model.dtype_bytes)
     memory = str(least + model.expert_bytes // 3)
+
+    def make(folder: Path) -> None:
+        store, profile, texts = folder / "store", folder / "profile", folder / "texts.txt"
+        # a byte is a token: 13, 14, 14 and 12 of the planned 14
+        prompts = "def f(x, yy):\nimport os, sys\nclass A(Base):\nreturn 1 + 2\n"
+        (folder / "prompts.txt").write_text(prompts)
+        texts.write_text("".join(f"for i in {i:02}:\n" for i in range(24)))
+        said = {"packed_json": run_json("pack", tiny, store)}
+        said["profile_json"] = run_json(
+            *("profile", tiny, "--memory", memory, "--out", profile),
+            *("--store", store, "--prompts", texts),
+        )
+        said["plan_json"] = run_json(
+            *("plan", profile, "--memory", memory, "--requests", 4, "--prompt-tokens", 14),
+            *("--new-tokens", 4, "--time-limit", 2, "--out", folder / "plan.json"),
+        )
+        (folder / "said.json").write_text(json.dumps(said))
+
+    folder = shared(tmp_path_factory, "made", make)
     return SimpleNamespace(
         checkpoint=tiny,
-        store=store,
-        profile=profile,
-        plan=plan,
-        prompts=prompts,
+        store=folder / "store",
+        profile=folder / "profile",
+        plan=folder / "plan.json",
+        prompts=folder / "prompts.txt",
         memory=memory,
-        packed_json=run_json("pack", tiny, store),
-        profile_json=run_json(
-            "profile",
-            tiny,
-            "--memory",
-            memory,
-            "--out",
-            profile,
-            *("--store", store, "--prompts", texts),
-        ),
-        plan_json=run_json(
-            *("plan", profile, "--memory", memory, "--requests", 4, "--prompt-tokens", 14),
-            *("--new-tokens", 4, "--time-limit", 2, "--out", plan),
-        ),
+        **json.loads((folder / "said.json").read_text()),
     )
