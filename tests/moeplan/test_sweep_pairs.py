@@ -138,7 +138,11 @@ def test_each_pair_is_planned_or_refused_with_its_reason(swept: SimpleNamespace)
 
 
 def test_assumptions_are_told_once_with_whose_they_are(
-    argv: list[str], swept: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    models: list[Path],
+    argv: list[str],
+    swept: SimpleNamespace,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     kept = Path(swept.url.removeprefix("sqlite:///")).parent
     # of its own: other tests compare what the first sweep left
@@ -152,7 +156,9 @@ def test_assumptions_are_told_once_with_whose_they_are(
         who = "every machine" if len(whose) == 2 else whose[0]
         assert said.count(f"assumed of {who}: {what}") == 1
     # where memory is given it is not assumed
-    assert cli.main([*argv, "--store", url, "--host-memory", "64GiB"]) == 0
+    few = ["sweep", "--models", str(models[0]), "--hardware", "t4,l4", "--budgets", "23MB"]
+    few += ["--routing", "uniform", "--solver", "lru", *map(str, WORK)]
+    assert cli.main([*few, "--store", url, "--host-memory", "64GiB"]) == 0
     assert "--host-memory" not in capsys.readouterr().out
 
 
@@ -218,11 +224,27 @@ def test_interrupted_it_keeps_what_is_done(
     assert ended < swept.contents[1]
 
 
+# Runs the program, but of the work of its sweep only the first plans are handed out: it is never
+# over before somebody has ended it, however slow who does that is.
+HELD = """
+import itertools, time
+from moeplan.cli import entry
+from moeplan.commands import sweep_pairs
+real = sweep_pairs._carrier
+def first(tasks):
+    yield from itertools.islice(tasks, 7)
+    time.sleep(3600)
+sweep_pairs._carrier = lambda *asked: lambda tasks: real(*asked)(first(tasks))
+entry()
+"""
+
+
 def started(
     argv: list[str], *more: str, env: dict[str, str] | None = None
 ) -> subprocess.Popen[str]:
+    """The sweep, in a process of its own that does not come to its end."""
     return subprocess.Popen(
-        [sys.executable, "-m", "moeplan", *argv, *more],
+        [sys.executable, "-c", HELD, *argv, *more],
         env=env,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
