@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import planner.solve
 from planner.documents import (
     Channel,
     CostProfile,
@@ -226,3 +227,10 @@ def profile_factory() -> Any:
 @pytest.fixture(scope="session")
 def small_profile() -> Profile:
     return make_profile()
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are compared with no baselines, which take most of the time of a rule's plan: where
+    only the plan itself matters."""
+    monkeypatch.setattr(planner.solve, "run_baselines", lambda *_: [])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import pytest
 
 import planner.entries
+import planner.explain
 from planner.candidate import Candidate
 from planner.check import check_plan
 from planner.compare import compare
@@ -20,11 +22,11 @@ from planner.documents import (
     ExpertPlacement,
     Figure,
     LayerPlacement,
+    Plan,
     Workload,
     to_json,
 )
 from planner.entries import Entry
-from planner.explain import explain
 from planner.offload import make_offload
 from planner.offload_check import check_placement_plan
 from planner.profiles import Profile
@@ -56,6 +58,23 @@ def ahead(plain: Profile) -> Profile:
     return bursting(plain, 4e9, 4e5)
 
 
+FEW = Workload(requests=2, prompt_tokens=8, new_tokens=3)
+
+
+@pytest.fixture(scope="module")
+def less(profile_factory: Any) -> Profile:
+    """Smaller than ``plain``, where any plan will do."""
+    made: Profile = profile_factory(
+        layers=2, experts=4, sequences=6, prompt=4, new=4, bandwidth=4e8, latency_ns=0
+    )
+    return made
+
+
+def room_in(profile: Profile) -> int:
+    """For ``FEW``, and two of the experts."""
+    return smallest_budget_bytes(profile, FEW) + 2 * profile.model.layers[0].expert_bytes
+
+
 def budget_of(profile: Profile) -> int:
     return smallest_budget_bytes(profile, WORKLOAD) + 6 * profile.model.layers[0].expert_bytes
 
@@ -70,10 +89,34 @@ def with_credit(candidate: Candidate, which: Any, entry: Entry) -> float:
     return total / runs / 24
 
 
-def test_the_choice_is_by_credited_times(ahead: Profile) -> None:
-    best, rivals = solve(
-        ahead, WORKLOAD, memory_bytes=budget_of(ahead), time_limit_seconds=1.0, **ASKED
-    )
+class Chosen(NamedTuple):
+    """A search, all policies that it looked at, and its plan."""
+
+    best: Entry
+    rivals: list[Entry]
+    found: list[Entry]
+    plan: Plan
+
+
+@pytest.fixture(scope="module")
+def chosen(ahead: Profile) -> Chosen:
+    found: list[Entry] = []
+    original = Entry.of
+
+    def keep(*args: Any, **options: Any) -> Entry:
+        found.append(original(*args, **options))
+        return found[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Entry, "of", staticmethod(keep))
+        best, rivals = solve(
+            ahead, WORKLOAD, memory_bytes=budget_of(ahead), time_limit_seconds=1.0, **ASKED
+        )
+    return Chosen(best, rivals, found, document(ahead, best, rivals, 0))
+
+
+def test_the_choice_is_by_credited_times(ahead: Profile, chosen: Chosen) -> None:
+    best, rivals, _, plan = chosen
     for entry in (best, *rivals):
         assert entry.chosen_value == pytest.approx(with_credit(entry.candidate, "choose", entry))
     assert best.chosen_value <= min(rival.chosen_value for rival in rivals)
@@ -85,7 +128,6 @@ def test_the_choice_is_by_credited_times(ahead: Profile) -> None:
     by_value = sorted(range(len(lasting)), key=lambda i: lasting[i])
     by_credit = sorted(range(len(lasting)), key=lambda i: (best, *rivals)[i].chosen_value)
     assert by_value != by_credit
-    plan = document(ahead, best, rivals, 0)
     assert plan.promised == pytest.approx(with_credit(best.candidate, "judge", best))
     assert plan.promised < plan.objective
     assert plan.objective == best.candidate.score("judge", best.schedule)
@@ -98,40 +140,29 @@ def test_the_choice_is_by_credited_times(ahead: Profile) -> None:
     assert plan.predicted.credit_ns == 1_000_000  # 400 kB at 0.4 GB/s
 
 
-def test_a_baseline_that_credit_makes_faster_wins(
-    ahead: Profile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_baseline_that_credit_makes_faster_wins(chosen: Chosen) -> None:
     """Of two policies the slower one by lasting rate is returned where it is promised to be faster.
 
     A group's prefill copies nearly every expert, and what is on demand rests while attention is
     computed, so that credit tells most for those that wait for the router.
     """
-    found: list[Entry] = []
-    original = planner.entries.Entry.of
-
-    def keep(*args: Any, **options: Any) -> Entry:
-        found.append(original(*args, **options))
-        return found[-1]
-
-    monkeypatch.setattr(planner.entries.Entry, "of", staticmethod(keep))
-    best, _ = solve(ahead, WORKLOAD, memory_bytes=budget_of(ahead), time_limit_seconds=1.0, **ASKED)
-    promised = min(found, key=lambda one: one.chosen_value)
-    assert best.chosen_value == promised.chosen_value
+    promised = min(chosen.found, key=lambda one: one.chosen_value)
+    assert chosen.best.chosen_value == promised.chosen_value
 
 
-def test_without_credit_all_is_as_before(plain: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_credit_all_is_as_before(less: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Byte for byte what comparing by the objective itself gives."""
     # a cap that no busy machine reaches: what is compared must not hang on the clock
-    asked: dict[str, Any] = {"memory_bytes": budget_of(plain), "time_limit_seconds": 0.5}
+    asked: dict[str, Any] = {"memory_bytes": room_in(less), "time_limit_seconds": 0.5}
     asked["cap_seconds"] = 60.0
     for options in ({}, {"solver": "on-demand"}, {"then": "peak-memory"}):
-        plan = make_plan(plain, WORKLOAD, **asked, **options)
+        plan = make_plan(less, FEW, **asked, **options)
         assert "objective" not in to_json(plan)["predicted"]
         assert plan.promised == plan.objective
         with monkeypatch.context() as patched:
             patched.setattr(Candidate, "promised", Candidate.score)
             patched.setattr(planner.entries, "credit_of", lambda encoding: None)
-            before = make_plan(plain, WORKLOAD, **asked, **options)
+            before = make_plan(less, FEW, **asked, **options)
         assert json.dumps(to_json(plan)) == json.dumps(to_json(before))
 
 
@@ -149,26 +180,33 @@ def test_more_bandwidth_is_also_more_at_the_peak() -> None:
     assert (none.paced_bytes_per_second, none.burst) == (None, None)
 
 
-def test_sweep_and_compare_rank_by_what_is_promised(ahead: Profile) -> None:
-    low = budget_of(ahead)
+def test_sweep_and_compare_rank_by_what_is_promised(less: Profile) -> None:
+    ahead = bursting(less, 4e9, 4e5)
+    low = room_in(ahead)
     expert = ahead.model.layers[0].expert_bytes
-    points = sweep(ahead, WORKLOAD, (low, low + expert, low + 3 * expert), time_limit_seconds=0.5)
+    points = sweep(ahead, FEW, (low, low + expert, low + 3 * expert), time_limit_seconds=0.5)
     rates = [point.plan.predicted.tokens_per_second.value for point in points if point.plan]
     assert len(rates) == 3
     assert rates == sorted(rates)
-    rows = compare(
-        ahead, WORKLOAD, memory_bytes=low, solvers=("on-demand", "frequency", "all-experts")
-    )
+    rows = compare(ahead, FEW, memory_bytes=low, solvers=("on-demand", "frequency", "all-experts"))
     for row in rows:
         # 1e9 / (ns a token) is tokens/s
         assert 1e9 / row.promised == pytest.approx(row.tokens_per_second)
         assert row.promised < row.objective_value == row.plan.objective
 
 
-def test_an_explanation_holds_credited_times_against_each_other(ahead: Profile) -> None:
-    plan = make_plan(ahead, WORKLOAD, memory_bytes=budget_of(ahead), time_limit_seconds=0.5)
-    told = explain(plan, ahead, time_limit_seconds=0.2)
-    own = next(point for point in told.groups if point.sequences == 4)
+def test_an_explanation_holds_credited_times_against_each_other(
+    less: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = bursting(less, 4e9, 4e5)
+    # searches end by their work: no clock decides what they find
+    plan = make_plan(
+        ahead, FEW, memory_bytes=room_in(ahead), time_limit_seconds=0.5, cap_seconds=60.0
+    )
+    patient = partial(planner.explain.by_group, cap_seconds=60.0)
+    monkeypatch.setattr(planner.explain, "by_group", patient)
+    told = planner.explain.explain(plan, ahead, time_limit_seconds=0.2)
+    own = next(point for point in told.groups if point.sequences == FEW.requests)
     assert own.objective is not None
     # the same group by a shorter search: as fast as a plan that counts credit, not as one without
     assert own.objective < plan.objective

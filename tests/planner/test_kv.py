@@ -42,6 +42,7 @@ from solvers.outcome import Schedule, StageChoice
 from solvers.problem import Problem, Scenarios
 
 WORK = Workload(requests=8, prompt_tokens=64, new_tokens=192)
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def planned(profile: Any, memory_bytes: int, **options: Any) -> Plan:

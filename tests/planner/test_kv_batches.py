@@ -34,6 +34,7 @@ from solvers.replay import objective
 
 WORK = Workload(requests=8, prompt_tokens=64, new_tokens=192)
 CHUNK = 64 << 10
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def batched(profile: Any, n: int = 3, b: int = 2, requests: int = 6) -> Encoding:

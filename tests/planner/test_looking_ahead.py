@@ -111,7 +111,7 @@ def test_memory_is_shared_out_within_the_budget(right: Made, wrong: Made) -> Non
         assert account.peak_bytes <= account.capacity_bytes
 
 
-def test_comparisons_sweeps_and_explanations_look_ahead_too(right: Made) -> None:
+def test_comparisons_sweeps_and_explanations_look_ahead_too(right: Made, alone: None) -> None:
     profile, plan, made = right
     memory = plan.memory["device"].capacity_bytes
     assert plan.asked is not None

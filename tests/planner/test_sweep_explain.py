@@ -44,7 +44,11 @@ def test_budgets() -> None:
 
 
 @pytest.mark.parametrize("solver", ["flexgen", "cpsat"])
-def test_more_memory_is_never_worse(small_profile: Any, solver: str) -> None:
+def test_more_memory_is_never_worse(
+    small_profile: Any, solver: str, request: pytest.FixtureRequest
+) -> None:
+    if solver == "flexgen":
+        request.getfixturevalue("alone")
     smallest = smallest_budget_bytes(small_profile, WORKLOAD)
     top = smallest + small_profile.model.expert_bytes
     budgets = (smallest // 2, smallest - 1, *budgets_between(smallest, top, 4))
@@ -83,7 +87,9 @@ def test_groups_that_do_not_fit_say_how_much_they_need(small_profile: Any) -> No
                 assert (one.objective is not None) == works
 
 
-def test_no_plan_is_below_the_clairvoyant_cache(small_profile: Any, budget: int) -> None:
+def test_no_plan_is_below_the_clairvoyant_cache(
+    small_profile: Any, budget: int, alone: None
+) -> None:
     for objective in ("throughput", "bytes"):
         row = compare_bound(small_profile, WORKLOAD, memory_bytes=budget, objective=objective)
         assert row.value is not None
@@ -169,7 +175,7 @@ def test_nothing_to_explain_where_all_is_resident(small_profile: Any) -> None:
 
 
 @pytest.mark.parametrize("kv", ["device", "below"])
-def test_the_needed_bytes_are_exact(small_profile: Any, kv: Any) -> None:
+def test_the_needed_bytes_are_exact(small_profile: Any, kv: Any, alone: None) -> None:
     from planner.encode import Encoding
 
     place = "below" if kv == "below" else None
@@ -187,7 +193,7 @@ LONG = Workload(requests=4, prompt_tokens=200, new_tokens=20)
 
 @pytest.mark.parametrize("kv", ["device", "below"])
 def test_what_a_plan_was_asked_for_is_kept_when_it_is_explained(
-    small_profile: Any, kv: Any
+    small_profile: Any, kv: Any, alone: None
 ) -> None:
     budget = smallest_budget_bytes(small_profile, LONG, "device") + (1 << 16)
     made = make_plan(small_profile, LONG, memory_bytes=budget, solver="lru", kv=kv)
@@ -208,7 +214,7 @@ def test_what_a_plan_was_asked_for_is_kept_when_it_is_explained(
     ]
 
 
-def test_a_plan_is_not_what_was_not_asked_for(small_profile: Any) -> None:
+def test_a_plan_is_not_what_was_not_asked_for(small_profile: Any, alone: None) -> None:
     budget = smallest_budget_bytes(small_profile, LONG, "device") + (1 << 16)
     made = make_plan(small_profile, LONG, memory_bytes=budget, solver="lru", kv="below")
     for asked, where in (
@@ -226,7 +232,9 @@ def test_a_plan_is_not_what_was_not_asked_for(small_profile: Any) -> None:
         Asked("cpsat", then="bytes")
 
 
-def test_comparisons_and_sweeps_take_the_place_of_keys_and_values(small_profile: Any) -> None:
+def test_comparisons_and_sweeps_take_the_place_of_keys_and_values(
+    small_profile: Any, alone: None
+) -> None:
     budget = smallest_budget_bytes(small_profile, LONG, "device")
     for kv, place in (("device", None), ("below", "below")):
         (row,) = compare(small_profile, LONG, memory_bytes=budget, solvers=("lru",), kv=kv)
