@@ -7,9 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+
+from benchmarks.solver_cells import Cell
+from benchmarks.solvers import solve_cell, summary
+from solvers.outcome import LiveEviction
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -35,6 +39,27 @@ def test_the_solvers_benchmark_prints_its_table(as_module: bool, tmp_path: Path)
     else:
         out = started([str(ROOT / "benchmarks" / "solvers.py"), *options], tmp_path)
     assert "1 small instances against the joint model" in out
+
+
+def test_bounds_with_and_without_a_price_are_each_checked() -> None:
+    # copies ahead have a price in all cells, and who knows the routing does not pay it
+    row = solve_cell(Cell("zipf", 2, 4, 1, 1, 0.5, 1.2), "cpsat", 0.05, None)
+    assert row["bound_class"] == "plan"
+    assert row["eviction"] in get_args(LiveEviction)
+
+
+def test_gaps_of_schedules_that_cache_are_said_to_be_unproven() -> None:
+    # the bound is of schedules without caches: of the second one's gap it proves nothing
+    same = {
+        "group": 1, "layers": 32, "solver": "cpsat", "won": "cpsat", "gap": 0.02, "beats": 0.1,
+        "price_of_information": 0.03, "held_out": 0.0, "paired_interval": 0.01,
+    }  # fmt: skip
+    rows = [{**same, "name": "first", "eviction": "none"}, {**same, "name": "second"}]
+    rows[1]["eviction"] = "stale"
+    (said,) = (one for one in summary(rows) if "no proof" in one)
+    assert said.endswith(": second (stale)")
+    (said,) = (one for one in summary(rows[:1]) if "no proof" in one)
+    assert said.endswith(": 0")
 
 
 def test_the_prediction_benchmark_starts_as_a_script(tmp_path: Path) -> None:
