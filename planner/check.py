@@ -26,7 +26,7 @@ from solvers.counting import counted
 from solvers.errors import MoeplanError
 from solvers.registry import HOSTED, names
 
-__all__ = ["Violation", "check_plan", "check_policy"]
+__all__ = ["Violation", "check_plan", "check_policy", "checked"]
 
 
 def check_plan(
@@ -64,6 +64,20 @@ def check_plan(
         if replayed and not found:
             found += check_prediction(plan, profile)
     return found
+
+
+def checked(plan: Plan, profile: Profile, who: str) -> Plan:
+    """The same plan, of which a replay says what it said when it was made.
+
+    Raises
+    ------
+    AssertionError
+        If it has a violation, a fault of ``who`` made it.
+    """
+    violations = check_plan(plan, profile, replayed=False)
+    if violations:
+        raise AssertionError(f"the checker refuses a plan of {who}: {violations[0]}")
+    return plan
 
 
 def check_policy(policy: Policy) -> list[Violation]:

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from planner.candidate import Candidate
+from planner.check import checked
 from planner.credit import credit_of
 from planner.documents import Plan
 from planner.encode import schedule_of
@@ -97,6 +98,10 @@ def with_predictors(plan: Plan, profile: Profile, seed: int = 0) -> Plan:
     OptionError
         If the profile has fewer than two sequences.
     """
+    return checked(_with_predictors(plan, profile, seed), profile, "predictors")
+
+
+def _with_predictors(plan: Plan, profile: Profile, seed: int) -> Plan:
     if plan.asked is not None:
         plan = dataclasses.replace(plan, asked=dataclasses.replace(plan.asked, predictors=True))
     if plan.policy.kv == "batches":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from planner.check import check_plan
+from planner.check import checked
 from planner.documents import Asked, Inputs, Locations, Plan, document_hash
 from planner.entries import Entry
 from planner.formats import streamed
@@ -72,10 +72,7 @@ def document(
         expert_error=expert_error(profile, policy),
     )
     # what a replay would say was just replayed
-    violations = check_plan(plan, profile, replayed=False)
-    if violations:
-        raise AssertionError(f"the checker refuses a plan of {entry.solver}: {violations[0]}")
-    return plan
+    return checked(plan, profile, entry.solver)
 
 
 _STOPS: dict[Stop, Literal["optimal", "time_limit", "rule", "interrupted"]] = {
