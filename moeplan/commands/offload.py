@@ -88,7 +88,7 @@ def offload(
             solver=solver,
             time_limit_seconds=limit,
             seed=seed,
-            progress=SearchSteps(steps, limit, "time used of all devices'"),
+            progress=SearchSteps(steps, limit, "time used, of that for all devices"),
         )
         steps(0, 0, "checking, by code that shares nothing with the search")
         faults = check_placement_plan(made, found)

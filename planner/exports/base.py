@@ -173,7 +173,8 @@ def needs_gpu(plan: Plan, target: str, does: str) -> None:
     if plan.device != "cuda":
         raise UnsupportedError(
             f"{target} {does}, and this plan is for a processor that reads weights from its disk; "
-            "plan for a GPU (--hardware names one, see docs/offline.md)"
+            "plan for a GPU (--hardware names one, --profile-out keeps what the export needs: "
+            "see docs/offline.md)"
         )
 
 

@@ -163,11 +163,11 @@ def test_before_and_after_a_search_no_share_of_its_time_is_told() -> None:
     steps("cpsat", 8, 6)
     assert told[0] == (0, 0, "a first look")
     assert told[1][2] == "cpsat, gap 25.0% on fitted sequences; time used:"
-    several = SearchSteps(lambda *one: told.append(one), 0.0, "time used of all devices'")
+    several = SearchSteps(lambda *one: told.append(one), 0.0, "time used, of that for all devices")
     several("cpsat, device 1 (of 2)", 8, None)
     several("cpsat, device 1 (of 2)", 8, 6)
     assert told[2][2] == "cpsat, device 1 (of 2)"
-    assert told[3][2].endswith("gap 25.0% on fitted sequences; time used of all devices':")
+    assert told[3][2].endswith("gap 25.0% on fitted sequences; time used, of that for all devices:")
 
 
 @pytest.mark.parametrize("fails", [False, True])
