@@ -12,7 +12,7 @@ import pytest
 
 from solvers.checker import check_proofs
 from solvers.host import physical_bound
-from solvers.outcome import Bound, HostProof, HostShare, Proof
+from solvers.outcome import Bound, HostProof, HostShare, Proof, Schedule
 from solvers.problem import Problem, Scenarios, Stage, Unit
 from solvers.proof import proven_ns
 from solvers.proof_host import able
@@ -64,17 +64,19 @@ def small(rng: np.random.Generator, *, starts: bool = False) -> Problem:
     )
 
 
-def best_by_slots(make: Any, problem: Problem) -> dict[int, int]:
-    """The least of all schedules with all shares, for each number of slots."""
+def best_by_slots(problem: Problem, schedules: list[Schedule]) -> dict[int, int]:
+    """The least of ``schedules`` with all shares, for each number of slots."""
     best: dict[int, int] = {}
-    for one in make.every_schedule(problem):
+    for one in schedules:
         for share in SHARES:
             taken = measure(problem, replay(problem, one.replace(host=share)))
             best[one.slots] = min(taken, best.get(one.slots, taken))
     return best
 
 
-def any_use(make: Any, problem: Problem, rng: np.random.Generator) -> int:
+def any_use(
+    make: Any, problem: Problem, schedules: list[Schedule], rng: np.random.Generator
+) -> int:
     """One schedule, with a host that takes any of what is demanded and not begun, by no rule."""
 
     class Freely(make.slow):  # type: ignore[misc, name-defined]
@@ -83,7 +85,6 @@ def any_use(make: Any, problem: Problem, rng: np.random.Generator) -> int:
             self.queue = [one for one in self.queue if one not in taken]
             return [one[2] for one in taken]
 
-    schedules = make.every_schedule(problem)
     ends = Freely(problem, schedules[int(rng.integers(len(schedules)))]).ends
     each = np.diff([0, *ends])
     return int((each * problem.scenarios.weight).sum())
@@ -94,7 +95,8 @@ def test_no_schedule_with_any_use_of_the_host_is_below_the_bounds(make: Any) -> 
     for seed in range(300):
         rng = np.random.default_rng([seed, 21])
         problem = small(rng, starts=seed % 20 == 0)
-        best = min(best_by_slots(make, problem).values())
+        schedules = make.every_schedule(problem)
+        best = min(best_by_slots(problem, schedules).values())
         bound, wide = plan_bound(problem)
         assert bound is not None, seed
         assert wide is not None, seed
@@ -103,7 +105,7 @@ def test_no_schedule_with_any_use_of_the_host_is_below_the_bounds(make: Any) -> 
         for one in (bound, wide):
             assert list(check_proofs(problem, one)) == [], seed
         for _ in range(3):
-            assert bound.value_ns <= any_use(make, problem, rng), seed
+            assert bound.value_ns <= any_use(make, problem, schedules, rng), seed
         physical = physical_bound(problem).value_ns
         # but for the rounding of multipliers it knows all that the physical one does
         assert bound.value_ns >= physical - TENTH_MS // 100, seed
@@ -171,7 +173,7 @@ def test_the_best_multipliers_by_hand(make: Any) -> None:
     # with one slot: 11 (1 - h) of 1 + 4 h, h = 2 / 3: 11 / 3 ms
     assert relaxed.bound.value_ns == pytest.approx(4 * 11e6 / 3, rel=1e-5)
     # what a plan can do is all or nothing: the host's 1 + 4 ms
-    best = min(best_by_slots(make, problem).values())
+    best = min(best_by_slots(problem, make.every_schedule(problem)).values())
     assert best == 4 * 5_000_000
     own, _ = plan_bound(problem)
     assert own is not None
@@ -210,7 +212,7 @@ def test_changed_multipliers_prove_no_more_than_the_truth(make: Any) -> None:
     for seed, policies in product(range(12), ("clairvoyant", "plan")):
         rng = np.random.default_rng([seed, 22])
         problem = small(rng)
-        best = best_by_slots(make, problem)
+        best = best_by_slots(problem, make.every_schedule(problem))
         relaxed = relax(problem, policies=policies)  # type: ignore[arg-type]
         assert relaxed is not None
         for index, proof in enumerate(relaxed.bound.proofs):
@@ -244,7 +246,7 @@ def test_a_proof_that_forgets_the_host_proves_less(make: Any) -> None:
     alone = problem.replace(scenarios=replace(problem.scenarios, host_work_ns=None))
     relaxed = relax(alone)
     assert relaxed is not None
-    best = min(best_by_slots(make, problem).values())
+    best = min(best_by_slots(problem, make.every_schedule(problem)).values())
     for proof in relaxed.bound.proofs:
         value = proven_ns(problem, proof)
         assert value is None or value <= best
