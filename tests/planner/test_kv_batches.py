@@ -27,9 +27,10 @@ from planner.stages import Grid, Start
 from solvers.checker import check_proofs, check_schedule
 from solvers.errors import UnsupportedError
 from solvers.outcome import Schedule, StageChoice
+from solvers.problem import Problem
 from solvers.problem import Unit as ProblemUnit
 from solvers.registry import Limits, load
-from solvers.relaxation import plan_bound
+from solvers.relaxation import Relaxed, plan_bound, relax
 from solvers.replay import objective
 
 WORK = Workload(requests=8, prompt_tokens=64, new_tokens=192)
@@ -264,8 +265,16 @@ def test_bounds_hold_for_whatever_is_planned(small_profile: Any, offloaded: Plan
     assert len(set(values.values())) > 2
 
 
-def test_an_explanation_names_batches(small_profile: Any, offloaded: Plan) -> None:
+def test_an_explanation_names_batches(
+    small_profile: Any, offloaded: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # prices by bounds of the first passes: of all of them they take most of the time
+    def few(problem: Problem) -> Relaxed | None:
+        return relax(problem.replace(scenarios=problem.scenarios.take_passes(12)))
+
+    monkeypatch.setattr("planner.explain.relax", few)
     told = explain(offloaded, small_profile, time_limit_seconds=1)
+    assert told.memory_price is not None
     policy = offloaded.policy
     stay = sum(len(layer.kv_resident) for layer in policy.layers)
     experts = sum(len(layer.resident) for layer in policy.layers)
