@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
+from collections.abc import Callable, Mapping, Sequence, Set, Sized
 
 from executor.tokenizer import Tokenizer
 from planner.documents import ModelSpec, Workload
@@ -38,19 +38,25 @@ def check_prompts(prompts: object) -> int:
         raise OptionError("prompts is one text; give a list of prompts")
     items = _items(prompts)
     if items is None:
-        raise OptionError(f"prompts is {prompts!r:.60}: {_WANTED}")
+        raise OptionError(f"prompts is {_said(prompts)}: {_WANTED}")
     return len(items)
 
 
 def _items(value: object) -> list[object] | None:
     """What a list, a tuple or an array holds; None of what holds nothing, or in no order, or once
     only."""
-    if isinstance(value, str | bytes | bytearray | Mapping | Set) or not isinstance(value, Sized):
+    return None if isinstance(value, Set) or not isinstance(value, Sized) else _each(value)
+
+
+def _each(value: object) -> list[object] | None:
+    """Likewise, in whatever order or once only; bytes are no numbers, but a text not decoded."""
+    if isinstance(value, str | bytes | bytearray | memoryview | Mapping):
         return None
     try:
-        return list(value)  # type: ignore[call-overload,no-any-return]
-    except TypeError:  # an array of no dimension
+        each = iter(value)  # type: ignore[call-overload]
+    except TypeError:  # as of an array of no dimension
         return None
+    return list(each)
 
 
 def check_limit(
@@ -65,9 +71,10 @@ def check_limit(
         not as many as ``prompts``.
     """
     limit = workload.new_tokens if max_new_tokens is None else max_new_tokens
-    given = list(limit) if isinstance(limit, Iterable) else [limit]
-    limits = [_whole(one, "a number of new tokens") for one in given]
-    if isinstance(limit, Iterable) and prompts is not None and len(limits) != prompts:
+    given = _items(limit)
+    counts = [limit] if given is None else given
+    limits = [_whole(one, "a number of new tokens") for one in counts]
+    if given is not None and prompts is not None and len(limits) != prompts:
         raise OptionError(
             f"given: {counted(len(limits), 'number')} of new tokens for "
             f"{counted(prompts, 'prompt')}"
@@ -79,7 +86,7 @@ def check_limit(
                 f"{counted(one, 'new token')} are asked for; the plan allows 1 to "
                 f"{workload.new_tokens}: {remedy}"
             )
-    return limits if isinstance(limit, Iterable) else limits[0]
+    return limits[0] if given is None else limits
 
 
 def _whole(value: object, what: str) -> int:
@@ -87,7 +94,7 @@ def _whole(value: object, what: str) -> int:
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise OptionError(f"{value!r:.60} is given as {what}: give a whole number") from None
+        raise OptionError(f"{_said(value)} is given as {what}: give a whole number") from None
 
 
 def encode(
@@ -134,7 +141,7 @@ def encode(
         elif (items := _items(prompt)) is not None:
             tokens = [_whole(token, f"a token id of prompt {number}") for token in items]
         else:
-            raise OptionError(f"prompt {number} is {prompt!r:.60}: {_WANTED}")
+            raise OptionError(f"prompt {number} is {_said(prompt)}: {_WANTED}")
         check_tokens(number, tokens, model.vocab_size)
         if len(tokens) > workload.prompt_tokens:
             fits = len(tokens) + workload.new_tokens <= model.max_context
@@ -209,9 +216,9 @@ def check_stop(
     """
     if isinstance(stop, str):
         raise OptionError("stop is one text; give a list of texts and token ids")
-    if not isinstance(stop, Iterable):
-        raise OptionError(f"stop is {stop!r:.60}: give a list of texts and token ids")
-    given = list(stop)
+    given = _each(stop)
+    if given is None:
+        raise OptionError(f"stop is {_said(stop)}: give a list of texts and token ids")
     texts = tuple(one for one in given if isinstance(one, str))
     tokens = frozenset(_whole(one, "a stop token") for one in given if not isinstance(one, str))
     if "" in texts:
@@ -227,6 +234,11 @@ def check_stop(
     if texts:
         tokenizer()
     return tokens, texts
+
+
+def _said(value: object) -> str:
+    """On one line, which an array's rows are not."""
+    return " ".join(repr(value).split())[:60]
 
 
 def _is_utf8(text: str) -> bool:

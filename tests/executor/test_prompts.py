@@ -16,8 +16,12 @@ WORKLOAD = Workload(requests=2, prompt_tokens=4, new_tokens=3)
 MODEL: Any = SimpleNamespace(vocab_size=10, max_context=100)
 
 
+def no_tokenizer() -> Any:
+    pytest.fail("no text is among them")
+
+
 def ids(prompts: Any) -> list[list[int]]:
-    return encode(prompts, WORKLOAD, MODEL, lambda: pytest.fail("no text is among them"))
+    return encode(prompts, WORKLOAD, MODEL, no_tokenizer)
 
 
 def test_whole_numbers_of_any_library_are_taken() -> None:
@@ -25,6 +29,37 @@ def test_whole_numbers_of_any_library_are_taken() -> None:
     assert check_limit(WORKLOAD, None) == 3
     assert check_limit(WORKLOAD, np.int64(2)) == 2  # type: ignore[arg-type]
     assert check_limit(WORKLOAD, (1, 3), 2) == [1, 3]
+    assert check_limit(WORKLOAD, np.array([1, 3]), 2) == [1, 3]  # type: ignore[arg-type]
+    assert check_limit(WORKLOAD, np.array(2)) == 2  # type: ignore[arg-type]
+    stop: Any = np.array([3, 4])
+    assert check_stop(stop, 10, no_tokenizer) == (frozenset({3, 4}), ())
+
+
+WANTED = "give a list of texts and token ids"
+WHOLE = "is given as a number of new tokens: give a whole number"
+
+
+@pytest.mark.parametrize("stop", [np.array(3), b"ab", bytearray(b"a"), memoryview(b"a"), {"a": 1}])
+def test_what_lists_no_stops_is_refused(stop: Any) -> None:
+    with pytest.raises(OptionError, match=WANTED):
+        check_stop(stop, 200, no_tokenizer)
+
+
+@pytest.mark.parametrize("limit", [{1, 2}, b"\1\2", {1: 2, 2: 1}])
+def test_numbers_of_new_tokens_in_no_order_are_refused(limit: Any) -> None:
+    with pytest.raises(OptionError, match=WHOLE):
+        check_limit(WORKLOAD, limit, 2)
+
+
+def test_bytes_seen_through_a_view_are_no_token_ids() -> None:
+    with pytest.raises(OptionError, match="give a list of texts or of lists of token ids"):
+        ids([memoryview(b"\1\2")])
+
+
+def test_a_table_is_said_on_one_line() -> None:
+    table = np.array([[1, 2], [3, 4]])
+    with pytest.raises(OptionError, match=r"^array\(\[\[1, 2\], \[3, 4\]\]\) is given as a stop"):
+        check_stop([table], 10, no_tokenizer)  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(
@@ -88,5 +123,5 @@ def test_half_a_surrogate_pair_is_no_text() -> None:
 )
 def test_bad_stops_are_one_line_that_helps(stop: Any, words: str) -> None:
     with pytest.raises(OptionError) as error:
-        check_stop(stop, MODEL.vocab_size, lambda: pytest.fail("no text is among them"))
+        check_stop(stop, MODEL.vocab_size, no_tokenizer)
     assert str(error.value) == words
