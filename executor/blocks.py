@@ -12,13 +12,10 @@ length tells. Any bits come back as they were, whatever numbers they stand for.
 
 from __future__ import annotations
 
-import threading
-import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from queue import SimpleQueue
 from typing import Final, NamedTuple
@@ -220,62 +217,17 @@ class _Ahead(NamedTuple):
     stored: memoryview
 
 
-class _Beside:
-    """A thread that does one thing at a time, beside who asks, and keeps no process from ending."""
-
-    def __init__(self) -> None:
-        self._asked: SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = SimpleQueue()
-        threading.Thread(None, _serve, "moeplan-reader-2", (self._asked,), daemon=True).start()
-        weakref.finalize(self, self._asked.put, None)
-
-    def submit(self, work: Callable[[], None]) -> Future[None]:
-        """What becomes of ``work``."""
-        future = Future[None]()
-        self._asked.put((work, future))
-        return future
-
-
-def _serve(asked: SimpleQueue[tuple[Callable[[], None], Future[None]] | None]) -> None:
-    while (job := asked.get()) is not None:
-        work, future = job
-        try:
-            work()
-            future.set_result(None)
-        except BaseException as error:  # noqa: BLE001 - who waits raises it
-            future.set_exception(error)
-        # nothing of it is held until the next comes
-        del job, work, future
-
-
-@dataclass(eq=False)
-class _Task:
-    """Bytes of a unit on their way, as both readers see it; ``failed``: one of its own steps."""
-
-    blocks: Blocks
-    steps: list[range]
-    first: int
-    target: memoryview
-    halves: tuple[memoryview, memoryview]
-    read: Read
-    following: Callable[[], Following | None]
-    ahead: _Ahead | None
-    failed: bool = False
-
-
 class Expander:
     """Reads blocks and decodes those before meanwhile, in threads of its own.
 
-    Two threads read in turns, the caller's and one beside it, each into its half of the buffer, so
-    that the next read is under way when one comes back: between two reads of one thread lies what
-    the interpreter does, and the disk would rest. A step's blocks are shared out among the
-    decoders. Behind the last step of a part the first one of what follows is read, of the same unit
-    or of another, so that one part after the other takes the longer of reading and decoding, not
-    both. Where something else is asked for then, it was read in vain.
+    All reads are made by the caller's thread. A step's blocks are shared out among the decoders.
+    While the last step of a part is decoded, the first one of what follows is read, of the same
+    unit or of another, so that one part after the other takes the longer of reading and decoding,
+    not both. Where something else is asked for then, it was read in vain.
     """
 
     def __init__(self, dtype: str) -> None:
         self._threads = ThreadPoolExecutor(DECODERS, thread_name_prefix="moeplan-decode")
-        self._beside = _Beside()
         self._free: SimpleQueue[Decoder] = SimpleQueue()
         for _ in range(DECODERS):
             self._free.put(Decoder(dtype))
@@ -306,9 +258,9 @@ class Expander:
         buffer
             Memory of two steps.
         read
-            Reads the unit's file; called by two threads at once.
+            Reads the unit's file.
         following
-            Asked, by either thread, once all of this is read or being read: what may be read ahead.
+            Asked once all of this is read: what may be read ahead.
 
         Raises
         ------
@@ -317,48 +269,37 @@ class Expander:
         """
         size = len(buffer) // 2 // ALIGNMENT_BYTES * ALIGNMENT_BYTES
         halves = buffer[:size], buffer[size : 2 * size]
+        decoding: list[list[Future[None]]] = [[], []]
         ahead, self._ahead = self._ahead, None
-        steps = list(blocks.steps(first, last))
-        if ahead is not None and (ahead.blocks, ahead.step) != (blocks, steps[0]):
-            ahead = None
-        task = _Task(blocks, steps, first, target, halves, read, following, ahead)
-        beside = [self._beside.submit(partial(self._in_turns, task, 1))]
+        half = 0
+
+        def fetch(blocks: Blocks, step: range, read: Read) -> memoryview:
+            _settle(decoding[half])
+            begin = blocks.places[step.start]
+            return read(begin, blocks.places[step.stop] - begin, halves[half])
+
         try:
-            self._in_turns(task, 0)
+            for step in blocks.steps(first, last):
+                if ahead is not None and (ahead.blocks, ahead.step) == (blocks, step):
+                    half, stored = ahead.half, ahead.stored
+                else:
+                    stored = fetch(blocks, step, read)
+                ahead = None
+                decoding[half] = [
+                    self._threads.submit(self._decode, blocks, step, number, stored, first, target)
+                    for number in range(min(DECODERS, len(step)))
+                ]
+                half = 1 - half
+            then = following()
+            if then is not None:
+                step = next(then.blocks.steps(then.first, then.last))
+                stored = fetch(then.blocks, step, then.read)
+                self._ahead = _Ahead(then.blocks, step, half, stored)
         finally:
             # nothing writes to a slot that is given back
-            wait(beside)
-        _settle(beside)
-
-    def _in_turns(self, task: _Task, turn: int) -> None:
-        """Every other step from this one on; what follows counts as one more."""
-        half = turn if task.ahead is None else (task.ahead.half + turn) % 2
-        decoding: list[Future[None]] = []
-        try:
-            for number in range(turn, len(task.steps), 2):
-                _settle(decoding)
-                if task.failed:
-                    return
-                step = task.steps[number]
-                if number == 0 and task.ahead is not None:
-                    stored = task.ahead.stored
-                else:
-                    stored = _fetch(task.blocks, step, task.read, task.halves[half])
-                where = task.blocks, step
-                decoding = [
-                    self._threads.submit(
-                        self._decode, *where, share, stored, task.first, task.target
-                    )
-                    for share in range(min(DECODERS, len(step)))
-                ]
-            _settle(decoding)
-        except BaseException:
-            task.failed = True
-            raise
-        finally:
-            wait(decoding)
-        if len(task.steps) % 2 == turn and not task.failed:
-            self._ahead = _read_ahead(task, half)
+            wait([*decoding[0], *decoding[1]])
+        for shares in decoding:
+            _settle(shares)
 
     def _decode(
         self,
@@ -383,20 +324,6 @@ class Expander:
                 )
         finally:
             self._free.put(decoder)
-
-
-def _fetch(blocks: Blocks, step: range, read: Read, memory: memoryview) -> memoryview:
-    begin = blocks.places[step.start]
-    return read(begin, blocks.places[step.stop] - begin, memory)
-
-
-def _read_ahead(task: _Task, half: int) -> _Ahead | None:
-    """The first step of what follows."""
-    then = task.following()
-    if then is None:
-        return None
-    step = next(then.blocks.steps(then.first, then.last))
-    return _Ahead(then.blocks, step, half, _fetch(then.blocks, step, then.read, task.halves[half]))
 
 
 def _settle(tasks: list[Future[None]]) -> None:

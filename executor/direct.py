@@ -189,7 +189,6 @@ class UnitReader:
         self._buffer = buffer
         self._pacer = pacer
         self._expander: Expander | None = None
-        self._counting = threading.Lock()
         self.bytes_read = 0
 
     def read(
@@ -300,8 +299,7 @@ class UnitReader:
             done += part
 
     def _account(self, started_ns: int, size_bytes: int) -> None:
-        with self._counting:
-            self.bytes_read += size_bytes
+        self.bytes_read += size_bytes
         self._pacer.wait(started_ns, size_bytes)
 
 

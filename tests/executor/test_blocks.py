@@ -174,43 +174,6 @@ def test_expander_brings_any_part(data: st.DataObject) -> None:
     assert bytes(whole) == unit
 
 
-def test_the_next_read_is_under_way_before_one_comes_back() -> None:
-    """Else the disk rests as long as it takes to hand over what was read."""
-    size = 20 * BLOCK_BYTES
-    unit = weights("bfloat16", size // 2)
-    file = Stored(unit, "bfloat16", size)
-    began = [threading.Event() for _ in range(len(file.blocks.places))]
-    steps = [file.blocks.places[step.start] for step in file.blocks.steps(0, size)]
-
-    def read(place: int, count: int, memory: memoryview) -> memoryview:
-        at = steps.index(place)
-        began[at].set()
-        if at + 1 < len(steps):
-            assert began[at + 1].wait(60), f"nothing was read beside step {at}"
-        return file.read(place, count, memory)
-
-    target = memoryview(bytearray(size))
-    Expander("bfloat16").expand(file.blocks, 0, size, target, file.buffer, read)
-    assert bytes(target) == unit
-    assert len(steps) > 3
-
-
-def test_a_read_that_fails_in_either_thread_ends_the_copy_with_its_error() -> None:
-    size = 20 * BLOCK_BYTES
-    file = Stored(weights("bfloat16", size // 2), "bfloat16", size)
-    for bad in [file.blocks.places[step.start] for step in file.blocks.steps(0, size)]:
-
-        def read(place: int, count: int, memory: memoryview, bad: int = bad) -> memoryview:
-            if place == bad:
-                raise RunError(f"nothing at {bad}")
-            return file.read(place, count, memory)
-
-        expander, target = Expander("bfloat16"), memoryview(bytearray(size))
-        with pytest.raises(RunError, match=f"nothing at {bad}"):
-            expander.expand(file.blocks, 0, size, target, file.buffer, read)
-        expander.expand(file.blocks, 0, size, target, file.buffer, file.read)
-
-
 def test_what_was_read_ahead_is_not_read_again() -> None:
     size, half = 20 * BLOCK_BYTES, 10 * BLOCK_BYTES
     unit = weights("bfloat16", size // 2)
