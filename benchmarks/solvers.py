@@ -92,8 +92,8 @@ def solve_cell(cell: Cell, solver: str, work: float, routing: Path | None) -> di
         raise SystemExit(f"{cell.name}: {solver} found no schedule, or there is no bound")
     # who knows the demand does not pay for it
     free = fitted.replace(price=None)
-    faults = [*check_schedule(fitted, outcome.schedule)]
-    faults += [*check_proofs(fitted, bound), *check_proofs(free, wide)]
+    proofs = (*check_proofs(fitted, bound), *check_proofs(free, wide))
+    faults = [*check_schedule(fitted, outcome.schedule), *proofs]
     if faults:
         raise SystemExit(f"{cell.name}: {faults[0]}")
     value, known = objective(fitted, outcome.schedule), objective(free, outcome.schedule)

@@ -40,7 +40,7 @@ _PROMPTS = 64
 _SYNTHETIC_LENGTHS = (16, 160)
 _NEW_TOKENS = 16
 _FEW_PROMPTS, _FEW_LENGTH = 64, 32
-_LOOKS = 3, 7
+_LEAST_LOOKS, _MOST_LOOKS = 3, 7
 """How often short runs are made, at least and at most: as often as takes no more than a third of
 what measuring takes. The more often, the fewer passes each, as a small model's passes in one second
 say how the machine did in that second."""
@@ -166,7 +166,7 @@ def profile_checkpoint(
                 memory_bytes,
                 backend=backend,
                 threads=measurement.use,
-                decode=3 * DECODE // looks,
+                decode=_LEAST_LOOKS * DECODE // looks,
             )
 
         # each pass reads most of the weights, at about 1.5 GB/s
@@ -253,7 +253,7 @@ def record_checkpoint(
 def _looks(measuring: Sequence[Task], looking: Task) -> int:
     """How often short runs are made beside this measuring."""
     estimate = sum(task.estimate_ns for task in measuring)
-    return min(max(estimate // 3 // looking.estimate_ns, _LOOKS[0]), _LOOKS[1])
+    return min(max(estimate // 3 // looking.estimate_ns, _LEAST_LOOKS), _MOST_LOOKS)
 
 
 def _between(measuring: Sequence[Task], looking: Task, looks: int) -> list[Task]:

@@ -23,7 +23,7 @@ __all__ = ["DECODE", "observe"]
 _SIZES = (8, 1)
 """Sequences of the runs after one of all that fit."""
 DECODE = 24
-"""Decode passes of each run, at most; not fewer than six say anything, of which half count."""
+"""Decode passes of each run, at most, where nothing else is asked for."""
 _SECONDS = 0.8
 """After so long a run ends, but not before its first decode pass."""
 _KEPT = 0.75

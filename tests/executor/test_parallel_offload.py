@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -22,6 +20,7 @@ from executor.transfers import Following, Transfers
 from executor.units import Unit, Units
 from planner.documents import LayerPolicy, Policy
 from planner.memory import aligned, read_buffer_bytes
+from tests.waiting import until
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pycode-moe"
 CHUNK = 4096
@@ -83,14 +82,6 @@ def device_of(channel: Channel, layers: tuple[LayerPolicy, ...], slots: int) -> 
     return cast(
         Device, SimpleNamespace(policy=policy, units=units, memory=memory, copy=channel.copy)
     )
-
-
-def until(true: Callable[[], Any]) -> None:
-    for _ in range(6000):
-        if true():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it never came")
 
 
 OWN = frozenset(expert(layer, item) for layer in range(2) for item in range(3))

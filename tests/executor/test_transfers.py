@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import cast
 
 from executor.recorder import Recorder
 from executor.schedule import Chunk, Schedule
 from executor.transfers import Following, Transfers
 from executor.units import Unit
+from tests.waiting import until
 
 UNIT = Unit(0, "expert", 0)
 CHUNK = Chunk(UNIT, 0, 0, 4096, "copy_prefetch", 0, True)
@@ -35,13 +35,6 @@ class Script:
         return True
 
     def computed(self, unit: Unit) -> None: ...
-
-
-def until(true: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.001)
 
 
 def channel() -> tuple[Transfers, Script, deque[Chunk]]:
